@@ -1,7 +1,7 @@
 //! A shard's settings.
 #![forbid(unsafe_code)]
 
-use std::time::Duration;
+use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use crate::error::ShardsError;
 
@@ -30,6 +30,9 @@ pub struct ShardConfig {
     /// Whether its thread turns it all the time. A thread that does so only while it waits for something is interrupted by the kernel
     /// instead: what the kernel still holds of requests that have ended (their files) is let go then, not at the thread's next turn.
     pub turns: bool,
+    /// What its ring is to hold on to. The kernel lets go of it when the ring is gone and its last operation has ended, which may be long after
+    /// the process's end. No operation uses it.
+    pub witness: Option<Arc<OwnedFd>>,
 }
 
 impl ShardConfig {
@@ -42,7 +45,8 @@ impl ShardConfig {
         // And an NVMe front end's at its default transfer size (a task and the segments of 1 MiB in 4 KiB pages, 5.6 KiB).
         let scratch_bytes = Self::VOLUME_SCRATCH + 8192;
         let polling = Polling::default();
-        Self { index, core, tasks: 1024, scratch_bytes, ring_entries: 2048, buffers: 32, polling, turns: true }
+        let (tasks, ring_entries, buffers) = (1024, 2048, 32);
+        Self { index, core, tasks, scratch_bytes, ring_entries, buffers, polling, turns: true, witness: None }
     }
 
     /// A small shard for a thread without a loop, which turns it while it waits for something.

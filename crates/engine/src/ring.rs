@@ -129,10 +129,10 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// `turns`: see [`ShardConfig::turns`](crate::ShardConfig::turns).
-    pub(crate) fn new(entries: u32, tasks: usize, turns: bool) -> io::Result<Self> {
+    /// `turns` and `witness`: see [`ShardConfig`](crate::ShardConfig).
+    pub(crate) fn new(entries: u32, tasks: usize, turns: bool, witness: Option<&OwnedFd>) -> io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let mut uring = build(entries, Some(&bell), turns)?;
+        let mut uring = build(entries, Some(&bell), turns, witness)?;
         uring.completion().disable_eventfd();
         // A task has one operation under way as a rule. Where more have several, or of many segments, the lists grow, once.
         let entries = uring.params().sq_entries() as usize;
@@ -309,7 +309,7 @@ pub(crate) fn prepare(entries: u32, turns: bool) -> io::Result<IoUring> {
 }
 
 /// Builds the ring and gives up every operation it will not need: a seccomp filter does not see what a ring does.
-pub(crate) fn build(entries: u32, bell: Option<&OwnedFd>, turns: bool) -> io::Result<IoUring> {
+pub(crate) fn build(entries: u32, bell: Option<&OwnedFd>, turns: bool, witness: Option<&OwnedFd>) -> io::Result<IoUring> {
     let uring = prepare(entries, turns)?;
     let allowed = [
         opcode::Read::CODE,
@@ -321,6 +321,10 @@ pub(crate) fn build(entries: u32, bell: Option<&OwnedFd>, turns: bool) -> io::Re
     ];
     if let Some(bell) = bell {
         uring.submitter().register_eventfd(bell.as_raw_fd())?;
+    }
+    if let Some(witness) = witness {
+        // A ring's own files go with the ring, after the last of its operations.
+        uring.submitter().register_files(&[witness.as_raw_fd()])?;
     }
     let mut restrictions: Vec<_> = allowed.map(Restriction::sqe_op).into();
     restrictions.push(Restriction::sqe_flags_allowed(squeue::Flags::ASYNC.bits()));

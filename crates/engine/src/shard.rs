@@ -84,7 +84,7 @@ impl Shard {
         if let Some(core) = config.core {
             pin(core).map_err(|source| EngineError::Pin { shard, core, source })?;
         }
-        let ring = Ring::new(config.ring_entries, config.tasks, config.turns)
+        let ring = Ring::new(config.ring_entries, config.tasks, config.turns, config.witness.as_deref())
             .map_err(|source| EngineError::Ring { shard, source })?;
         let stats = Arc::new(ShardStats::default());
         let (handle, mail) = ShardHandle::new(shard, Arc::clone(&stats)).map_err(setup("no eventfd for the mailbox"))?;
@@ -230,6 +230,8 @@ impl Shard {
         self.core.tasks_spare.set(spare);
         // The shard's own tasks have one as well.
         self.core.task_share.set((spare / (devices + 1)).max(1));
+        // With the bounce buffers it is the same.
+        self.core.buffers.share_among(devices);
     }
 
     /// One pass over everything, mailbox and descriptors included. Never sleeps; returns the work done. For tests, and for

@@ -78,6 +78,20 @@ fn the_header_is_made_of_the_library() {
 }
 
 #[test]
+fn what_is_installed_is_taken_away_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| {
+        let mut install = Command::new(repository().join("scripts/install-fastpath"));
+        install.args(arguments).env("MILLRACE_LIBRARIES", library_dir()).env("DESTDIR", dir.path());
+        said_by(&mut install);
+        said_by(Command::new("find").arg(dir.path()).args(["-type", "f"]))
+    };
+    let installed = run(&["/usr"]);
+    assert!(installed.contains("/usr/lib/libmillrace.so") && installed.contains("/usr/include/millrace.h"), "{installed}");
+    assert_eq!(run(&["--remove", "/usr"]), "");
+}
+
+#[test]
 fn what_is_installed_is_found_by_pkg_config_and_documented() {
     let dir = tempfile::tempdir().unwrap();
     let prefix = dir.path().join("prefix");

@@ -378,6 +378,78 @@ fn who_may_open_volumes_is_said_while_the_daemon_runs() {
 }
 
 #[test]
+fn a_users_caps_hold_in_each_worker_for_what_is_open_and_for_nobody_else() {
+    const USER: u32 = 65534;
+    const OTHER: u32 = 65533;
+    if !rustix::process::geteuid().is_root() {
+        // The daemon's own unit tests ask in other users' names.
+        return skip("caps of other users: only root can ask as one");
+    }
+    let mut daemon = Daemon::start_with(&["--isolation", "device"]);
+    volume(&daemon, "a", &["--size", "1M", "--backend", &format!("file:{}", daemon.path("a.img").display())]);
+    volume(&daemon, "m", &["--size", "1M", "--backend", "memory"]);
+    // So the one volume is another worker's.
+    daemon.run(&["device", "create", "vm", "--nvme", "--volume", "a"]);
+    for path in [daemon.run_dir().parent().unwrap(), &daemon.run_dir()] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o711)).unwrap();
+    }
+    for user in ["65534", "65533"] {
+        daemon.run(&["app", "create", user, "--all-volumes"]);
+    }
+    let refused = daemon.try_run(&["app", "create", "0", "--all-volumes", "--iops", "5"]).expect_err("root has no caps");
+    assert!(refused.contains("only the number of its sessions can be said"), "{refused}");
+    let (here, there) = (open_as(USER, &daemon, "m", false).unwrap(), open_as(USER, &daemon, "a", false).unwrap());
+    let other = open_as(OTHER, &daemon, "m", false).unwrap();
+    let begin = |space: &FastPath, count: u64| {
+        (0..count).for_each(|tag| space.begin_write(tag, 512 * tag, 0..512, false).unwrap());
+    };
+    let end = |space: &FastPath, mut count: usize| {
+        let mut done = [Completion::default(); 8];
+        while count > 0 {
+            let ended = space.wait(&mut done, Duration::from_secs(60));
+            assert!(ended > 0 && done[..ended].iter().all(|done| done.errno == 0), "{:?}", &done[..ended]);
+            count -= ended;
+        }
+    };
+    let held_back = || daemon.json(&["app", "show", "65534"])["held_back"].as_u64().unwrap();
+    for space in [&here, &there] {
+        begin(space, 8);
+        end(space, 8);
+    }
+
+    // One write may go in each worker, and is paid for until long after this test.
+    daemon.run(&["app", "change", "65534", "--bandwidth", "1"]);
+    for space in [&here, &there] {
+        begin(space, 1);
+        end(space, 1);
+        begin(space, 1);
+    }
+    eventually("one that is held in each worker", || (held_back() == 2).then_some(()));
+    begin(&other, 8);
+    end(&other, 8);
+
+    // The worker that comes after it knows the caps of what is open; what was held goes first, and is paid for anew.
+    daemon.kill_worker(Signal::KILL);
+    end(&here, 1);
+    begin(&here, 1);
+    eventually("one that is held by the next worker", || (held_back() == 2).then_some(()));
+    daemon.run(&["app", "change", "65534", "--bandwidth", "1G"]);
+    for space in [&here, &there] {
+        end(space, 1);
+    }
+    daemon.run(&["app", "change", "65534", "--no-caps"]);
+    let shown = daemon.json(&["app", "show", "65534"]);
+    assert_eq!((shown["held_back"].as_u64(), shown["open"].as_u64()), (Some(0), Some(2)));
+    assert!(shown["caps"].is_null(), "{shown}");
+    for space in [&here, &there] {
+        begin(space, 8);
+        end(space, 8);
+    }
+    drop((here, there, other));
+    daemon.expect_well();
+}
+
+#[test]
 fn the_door_is_not_closed_by_those_who_never_finish_their_words() {
     let daemon = Daemon::start();
     volume(&daemon, "m", &["--size", "1M", "--backend", "memory"]);

@@ -20,6 +20,7 @@ pub use memory::ClientMemory;
 
 use crate::codec::{self, Capabilities, Command, Header, Kind, MAX_FDS, MAX_TRANSFER, RegionReplyError, VersionError, wire};
 use crate::device::{DeviceInfo, DmaUnmap, IrqAction, IrqFlags, IrqInfo, MmapArea, RegionFlags};
+use crate::received::Received;
 use crate::transport::{Frame, Transport, TransportError};
 
 /// The most bytes of region capabilities that are asked for.
@@ -221,7 +222,7 @@ impl Client {
             if reply.fds.len() > 1 {
                 return Err(ClientError::BadReply { command, detail: "more than one file descriptor" });
             }
-            let fd = reply.fds.pop();
+            let fd = reply.fds.pop().map(Received::into_inner);
             let (info, areas) =
                 codec::parse_region(&reply.payload).map_err(|source| ClientError::BadRegion { index, source })?;
             self.transport.recycle(reply.payload);

@@ -1,10 +1,10 @@
 //! What a device is to this crate: the trait a server's device implements and the words it uses.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 
-use crate::{migration::Migration, server::RequestId};
+use crate::{migration::Migration, received::Received, server::RequestId};
 
 /// Indexes of a PCI device's regions and interrupt types, fixed by VFIO.
 pub mod pci {
@@ -210,7 +210,7 @@ pub struct DmaMap {
     /// The device may write it.
     pub writable: bool,
     /// The memory itself. Without it, it is reached by messages only; see the crate's page for what QEMU does then.
-    pub fd: Option<OwnedFd>,
+    pub fd: Option<Received>,
 }
 
 /// Client memory that goes away.
@@ -261,7 +261,7 @@ pub enum IrqData<'a> {
     /// One byte for each; the action happens where it is not 0.
     Bool(&'a [u8]),
     /// One for each.
-    Eventfds(Vec<OwnedFd>),
+    Eventfds(Vec<Received>),
     /// The event fds of the range are taken away.
     Deassign,
 }

@@ -18,7 +18,7 @@
 //!   largest size, memory is taken as bytes arrive, and a client that does not take its replies is not read from.
 //! - Requests are handled one at a time, in order. One whose [`Outcome`] is `Later` holds back all that follow.
 //! - A file descriptor belongs to the message whose bytes it came with, or the connection ends. All are owned, so what
-//!   nobody wants is closed.
+//!   nobody wants is closed: by whoever has the connection, for that may wait ([`Received`]).
 //! - A message that is framed wrongly ends the connection; one that is wrong inside is answered with an errno.
 //! - On a connection that outlives its server ([`Keep`]), a request stays in the socket until it is answered, and is answered once.
 //! - A [`Device`] sees only checked values: region, interrupt and DMA ranges exist and do not wrap.
@@ -40,6 +40,7 @@ pub mod codec;
 mod device;
 mod listener;
 mod migration;
+mod received;
 mod server;
 #[cfg(test)]
 mod toy;
@@ -53,6 +54,7 @@ pub use device::{
 };
 pub use listener::{Listener, ListenerError, SocketPlace};
 pub use migration::{LogRange, Migration, MigrationState};
+pub use received::Received;
 pub use rustix::io::Errno;
 pub use server::{Connection, ConnectionError, DmaError, Message, Progress, Reply, RequestId, Resumed};
 pub use transport::{Frame, Keep, TransportError};

@@ -3,17 +3,20 @@
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::Mode;
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Clients that may wait to be accepted.
 const BACKLOG: i32 = 128;
+
+/// Of its own files, a user may give one to a group that he is in.
+const CHOWN: &str = "giving it to its group (which its owner must be in)";
 
 /// Why a socket could not be made or used.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +71,11 @@ impl AsFd for Listener {
 impl Listener {
     /// Makes a socket that only its owner may connect to. A socket that nobody answers on any more is replaced.
     pub fn bind(path: &Path) -> Result<Self, ListenerError> {
+        Self::bind_for(path, None)
+    }
+
+    /// As [`bind`](Self::bind), with a socket that this group may connect to as well.
+    pub fn bind_for(path: &Path, group: Option<u32>) -> Result<Self, ListenerError> {
         let failed =
             |operation| move |errno: Errno| ListenerError::Io { path: path.to_owned(), operation, source: errno.into() };
         let address = SocketAddrUnix::new(path).map_err(failed("using the path"))?;
@@ -86,8 +94,32 @@ impl Listener {
         }
         let status = rustix::fs::lstat(path).map_err(failed("stat"))?;
         let listener = Self::at(path, socket.into(), (status.st_dev, status.st_ino));
+        group.map_or(Ok(()), |group| listener.open_to(group))?;
         rustix::net::listen(&listener.socket, BACKLOG).map_err(failed("listen"))?;
         Ok(listener)
+    }
+
+    /// Lets a group connect, beside the owner. Nobody else can at any moment: the group's part comes when it is that group's.
+    pub fn open_to(&self, group: u32) -> Result<(), ListenerError> {
+        let path = &self.path;
+        let failed =
+            |operation| move |errno: Errno| ListenerError::Io { path: path.clone(), operation, source: errno.into() };
+        // Held by what it is: the path may lead elsewhere by the time that its rights are changed.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let place = rustix::fs::open(path, flags, Mode::empty()).map_err(failed("open"))?;
+        let status = rustix::fs::fstat(&place).map_err(failed("stat"))?;
+        if self.place.as_ref().map(|place| place.identity) != Some((status.st_dev, status.st_ino)) {
+            return Err(failed("finding what was made here")(Errno::NOENT));
+        }
+        let name = format!("/proc/self/fd/{}", place.as_raw_fd());
+        if status.st_gid != group {
+            rustix::fs::chownat(CWD, &name, None, Some(Gid::from_raw(group)), AtFlags::empty()).map_err(failed(CHOWN))?;
+        }
+        let both = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP;
+        if Mode::from_raw_mode(status.st_mode) != both {
+            rustix::fs::chmodat(CWD, &name, both, AtFlags::empty()).map_err(failed("chmod"))?;
+        }
+        Ok(())
     }
 
     /// A socket that another process has bound to a path and left to us.

@@ -6,7 +6,7 @@ mod feature;
 mod tests;
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 
@@ -200,6 +200,12 @@ impl Connection {
         Ok(Self::with(Transport::new(stream, Some(keep))?, resumed))
     }
 
+    /// Has `close` close what the client hands in and is not kept, and the socket, which may have such things in it: that can take as long as
+    /// the client likes. Without this it is done at once.
+    pub fn closing_with(self, close: fn(OwnedFd)) -> Self {
+        Self { transport: self.transport.closing_with(close), ..self }
+    }
+
     fn with(transport: Transport, resumed: Resumed) -> Self {
         Self {
             transport,
@@ -263,7 +269,7 @@ impl Connection {
         self.again = same && !resumed.replied;
         let over = same && resumed.replied;
         if over {
-            self.transport.consume()?;
+            self.transport.consume(false)?;
         }
         if !self.again
             && let Some(keep) = self.transport.keep()
@@ -283,11 +289,11 @@ impl Connection {
         self.transport.has_part() && self.deferred.is_none()
     }
 
-    /// The request was answered, if it wants to be: it goes.
-    fn finish_request(&mut self) -> Result<(), ConnectionError> {
+    /// The request was answered, if it wants to be: it goes. Whether the device holds what came with it.
+    fn finish_request(&mut self, held: bool) -> Result<(), ConnectionError> {
         self.again = false;
         if self.transport.keep().is_some() {
-            self.transport.consume()?;
+            self.transport.consume(held)?;
         }
         if let Some(keep) = self.transport.keep() {
             keep.done();
@@ -321,7 +327,7 @@ impl Connection {
             Ok(()) => self.reply(&deferred.header, [&deferred.payload, &[]], &[]),
             Err(errno) => self.reply_error(&deferred.header, errno),
         }?;
-        self.finish_request()
+        self.finish_request(false)
     }
 
     /// True while a request waits for [`Self::finish_deferred`].

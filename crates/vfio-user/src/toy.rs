@@ -121,7 +121,7 @@ impl Device for Toy {
         if self.calls.iter().any(|call| matches!(call, Call::Map(address, ..) if *address == map.address)) {
             return Err(Errno::EXIST);
         }
-        self.calls.push(Call::Map(map.address, map.size, map.offset, map.fd.as_ref().map(inode)));
+        self.calls.push(Call::Map(map.address, map.size, map.offset, map.fd.as_deref().map(inode)));
         Ok(())
     }
 
@@ -137,7 +137,7 @@ impl Device for Toy {
                 let sent = fds.len();
                 for (slot, fd) in self.eventfds[start as usize..].iter_mut().zip(fds) {
                     assert!(fd.as_raw_fd() >= 0);
-                    *slot = Some(fd);
+                    *slot = Some(fd.into_inner());
                 }
                 Call::Irqs(index, start, count, action, Some(sent))
             }

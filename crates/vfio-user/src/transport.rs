@@ -20,11 +20,14 @@ use rustix::net::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::codec::{FrameError, HEADER_SIZE, Header, MAX_FDS};
+use crate::received::Received;
 
 /// A payload grows by at most this many bytes ahead of what was received: a claimed size alone costs no memory.
 const GROWTH: usize = 64 * 1024;
 /// Bytes that are looked at first, where a connection outlives its server.
 const PEEK: usize = 512;
+/// The most descriptors that Linux lets one message carry: the kernel closes those that find no room, on the thread that receives.
+const MOST_FDS: usize = 253;
 /// A buffer larger than this is not kept for the next message.
 const KEEP: usize = 64 * 1024;
 
@@ -94,7 +97,7 @@ pub struct Frame {
     /// What follows the header.
     pub payload: Vec<u8>,
     /// What came along.
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<Received>,
 }
 
 /// The message being received.
@@ -104,7 +107,7 @@ struct Input {
     header_filled: usize,
     payload: Vec<u8>,
     payload_filled: usize,
-    fds: Vec<OwnedFd>,
+    fds: Vec<Received>,
 }
 
 /// A message, or the rest of one, that the socket did not take yet.
@@ -124,7 +127,8 @@ struct Kept {
 }
 
 pub(crate) struct Transport {
-    stream: UnixStream,
+    /// It is closed as what the peer hands in is: descriptors may lie in it, unread.
+    stream: Received,
     kept: Option<Kept>,
     input: Input,
     output: VecDeque<Pending>,
@@ -148,7 +152,7 @@ impl Transport {
     pub(crate) fn new(stream: UnixStream, keep: Option<Rc<dyn Keep>>) -> Result<Self, TransportError> {
         do_not_block(&stream).map_err(|errno| TransportError::Io { operation: "fcntl", errno })?;
         Ok(Self {
-            stream,
+            stream: Received::from(OwnedFd::from(stream)),
             kept: keep.map(|keep| Kept { keep, peeked: 0, room: vec![0; PEEK] }),
             input: Input::default(),
             output: VecDeque::new(),
@@ -156,6 +160,11 @@ impl Transport {
             output_fds: 0,
             spare: Vec::new(),
         })
+    }
+
+    /// Has `close` see to the socket and to what the peer hands in.
+    pub(crate) fn closing_with(self, close: fn(OwnedFd)) -> Self {
+        Self { stream: Received::new(self.stream.into_inner(), close), ..self }
     }
 
     /// Bytes that wait for the socket.
@@ -209,7 +218,9 @@ impl Transport {
         let mut payload = std::mem::take(&mut self.spare);
         payload.resize(PEEK.max(payload.len()), 0);
         let (header, count, has_fds) = loop {
-            let Some((count, has_fds)) = peek_some(&self.stream, &mut payload)? else { return Ok(None) };
+            let Some((count, has_fds)) = receive_bytes(&self.stream, &mut payload, RecvFlags::PEEK)? else {
+                return Ok(None);
+            };
             if let Some(kept) = &mut self.kept {
                 kept.peeked = count;
             }
@@ -247,7 +258,10 @@ impl Transport {
     /// Takes the request that was peeked out of the socket: it was answered.
     ///
     /// With one call, which no signal cuts in two, as all of it is there: whoever goes on after us must not find a part.
-    pub(crate) fn consume(&mut self) -> Result<(), TransportError> {
+    ///
+    /// Its descriptors come again with it. What is `held` by whoever handled it, by a mapping at least, may end in the call, for it is not the
+    /// last of its kind; what is not is closed as everything of the peer's.
+    pub(crate) fn consume(&mut self, held: bool) -> Result<(), TransportError> {
         let Some(kept) = &mut self.kept else { return Ok(()) };
         let size = std::mem::take(&mut kept.peeked);
         if size == 0 {
@@ -256,7 +270,12 @@ impl Transport {
         // Bounded by KEPT_MESSAGE.
         kept.room.resize(size.max(kept.room.len()), 0);
         let (room, _) = kept.room.split_at_mut(size);
-        match receive_some(&self.stream, room, &mut Vec::new(), RecvFlags::empty())? {
+        let taken = if held {
+            receive_bytes(&self.stream, room, RecvFlags::empty())?.map(|(count, _)| count)
+        } else {
+            receive_some(&self.stream, room, &mut Vec::new(), RecvFlags::empty())?
+        };
+        match taken {
             Some(count) if count == size => Ok(()),
             count => Err(TransportError::Truncated { received: count.unwrap_or(0) }),
         }
@@ -359,17 +378,17 @@ impl Transport {
 }
 
 /// Whether the peer sends no more, or is gone.
-fn has_hung_up(stream: &UnixStream) -> bool {
+fn has_hung_up(stream: &OwnedFd) -> bool {
     let flags = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
     let mut ends = [PollFd::new(stream, PollFlags::RDHUP)];
     poll(&mut ends, Some(&Timespec::default())).is_ok_and(|count| count > 0) && ends[0].revents().intersects(flags)
 }
 
-/// One look at what is there. `None` when nothing is; whether descriptors are with it.
-fn peek_some(stream: &UnixStream, room: &mut [u8]) -> Result<Option<(usize, bool)>, TransportError> {
+/// One receive call without room for descriptors. `None` when nothing is there; whether descriptors are with it.
+fn receive_bytes(stream: &OwnedFd, room: &mut [u8], flags: RecvFlags) -> Result<Option<(usize, bool)>, TransportError> {
     loop {
         let mut no_control = RecvAncillaryBuffer::default();
-        match recvmsg(stream, &mut [IoSliceMut::new(room)], &mut no_control, RecvFlags::PEEK) {
+        match recvmsg(stream, &mut [IoSliceMut::new(room)], &mut no_control, flags) {
             Ok(received) => return Ok(Some((received.bytes, received.flags.contains(ReturnFlags::CTRUNC)))),
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Ok(None),
@@ -381,15 +400,15 @@ fn peek_some(stream: &UnixStream, room: &mut [u8]) -> Result<Option<(usize, bool
 
 /// One receive call. `None` when nothing is there, 0 when the peer has closed.
 fn receive_some(
-    stream: &UnixStream,
+    stream: &Received,
     room: &mut [u8],
-    fds: &mut Vec<OwnedFd>,
+    fds: &mut Vec<Received>,
     flags: RecvFlags,
 ) -> Result<Option<usize>, TransportError> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
-        match recvmsg(stream, &mut [IoSliceMut::new(room)], &mut control, flags | RecvFlags::CMSG_CLOEXEC) {
+        match recvmsg(&**stream, &mut [IoSliceMut::new(room)], &mut control, flags | RecvFlags::CMSG_CLOEXEC) {
             Ok(received) => break received,
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Ok(None),
@@ -399,10 +418,10 @@ fn receive_some(
     };
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
+            fds.extend(rights.map(|fd| stream.likewise(fd)));
         }
     }
-    // What did not fit was closed by the kernel: which descriptors are missing is unknown.
+    // Which descriptors are missing of those that did not fit is unknown.
     if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
         return Err(TransportError::TooManyFds);
     }
@@ -410,7 +429,7 @@ fn receive_some(
 }
 
 /// One send call; 0 when the socket is full.
-fn send_some(stream: &UnixStream, parts: &[&[u8]; 3], fds: &[BorrowedFd<'_>]) -> Result<usize, TransportError> {
+fn send_some(stream: &OwnedFd, parts: &[&[u8]; 3], fds: &[BorrowedFd<'_>]) -> Result<usize, TransportError> {
     assert!(fds.len() <= MAX_FDS, "a message of our own has {} file descriptors", fds.len());
     let slices = parts.map(IoSlice::new);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];

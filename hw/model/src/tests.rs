@@ -1,6 +1,6 @@
 use millrace_functions::Config;
 use millrace_nvme_spec::{
-    command::{DataPointer, NamespaceId, Sqe},
+    command::{Cqe, DataPointer, NamespaceId, Sqe},
     status::Status,
 };
 use zerocopy::{FromZeros, IntoBytes};
@@ -327,6 +327,85 @@ fn caps_are_forgotten_when_their_function_is_turned_off_and_not_before() {
         let refused = answers.iter().filter(|cqe| cqe.status().code() == Status::INVALID_NAMESPACE_OR_FORMAT).count();
         assert!(answers.len() == 10 && refused >= 8, "{refused} of {}", answers.len());
         assert!((rig.engine.now() - before) / map::CYCLES_PER_UNIT < 100, "they waited all the same");
+    });
+}
+
+/// So a control processor calls commands off. It is no way to another burst.
+#[test]
+fn commands_of_a_function_without_a_disk_end_and_its_caps_stay() {
+    each(1, 1, |mut rig| {
+        // One command in 100 units, five ahead.
+        let [time, burst]: [u64; 2] = [100, 500].map(|units| units << millrace_functions::throttle::FRACTION);
+        let cap = [(0, Config::THROTTLE), (3, burst << 32 | time)];
+        rig.configure(0, 1, 4096, &cap);
+        rig.queue(0, 1, 64);
+        (0..20).for_each(|cid| rig.push(0, 1, &sqe(2, cid, 0, 1, 0x20_0000, 0)));
+        rig.ring(0, 1);
+        rig.engine.run(50 * map::CYCLES_PER_UNIT, &mut rig.world);
+        let before = rig.engine.now();
+        rig.configure(0, 0, 4096, &cap);
+        let answers = rig.answers(0, 1);
+        let (gone, off): (Vec<_>, Vec<_>) = answers.iter().map(Cqe::status).partition(|status| status.is_success());
+        assert_eq!((gone.len(), off.len()), (6, 14), "those that were not held went");
+        assert!(off.iter().all(|status| *status == Status::INTERNAL_ERROR), "and the others may be tried again");
+        let units = (rig.engine.now() - before) / map::CYCLES_PER_UNIT;
+        assert!(units < 200, "the first that was held ends when its time comes, and the others with it: {units} units");
+        rig.configure(0, 1, 4096, &cap);
+        (20..26).for_each(|cid| rig.push(0, 1, &sqe(2, cid, 0, 1, 0x20_0000, 0)));
+        rig.ring(0, 1);
+        let answers = rig.answers(0, 1);
+        assert!(answers.len() == 6 && answers.iter().all(|cqe| cqe.status().is_success()));
+        let units = (rig.engine.now() - before) / map::CYCLES_PER_UNIT;
+        assert!(units >= 400, "six commands in {units} units");
+    });
+}
+
+/// Entries that are posted without a disk: each is one for the interrupts.
+fn post(rig: &mut Rig, qid: u16, cid: u16) {
+    rig.push(0, qid, &sqe(0x7f, cid, 0, 1, 0, 0));
+    rig.ring(0, qid);
+    rig.engine.run(5000, &mut rig.world);
+    assert_eq!(rig.status(0, qid).in_flight(), 0, "it was posted");
+}
+
+/// Two entries make an interrupt, and time nearly never.
+fn coalesce_pairs(rig: &mut Rig) {
+    let coalescing = Coalescing::new().with_on(true).with_threshold_z(1).with_time(200);
+    rig.write(map::interrupts(0), coalescing.into_bits());
+}
+
+#[test]
+fn entries_are_counted_by_queue_also_where_queues_share_a_vector() {
+    each(1, 1, |mut rig| {
+        rig.queue(0, 1, 64);
+        rig.queue(0, 2, 64);
+        // Once more, with the first one's vector.
+        let sizes = map::QueueSizes::new().with_sq(64).with_cq(64).with_interrupts(true).with_vector(1);
+        let base = map::QueueBase::new().with_enabled(true).with_page((BASE + QUEUES) / 4096 + 4);
+        rig.write(map::queue(1, 0), 0);
+        rig.write(map::queue(1, 1), sizes.into_bits());
+        rig.write(map::queue(1, 0), base.into_bits());
+        coalesce_pairs(&mut rig);
+        post(&mut rig, 1, 0);
+        post(&mut rig, 2, 0);
+        assert!(rig.world.interrupts.is_empty(), "neither has two");
+        post(&mut rig, 1, 1);
+        assert_eq!(rig.world.interrupts, [(0, 1)]);
+        post(&mut rig, 2, 1);
+        assert_eq!(rig.world.interrupts, [(0, 1), (0, 1)]);
+    });
+}
+
+#[test]
+fn a_new_queue_has_not_the_count_of_the_one_before() {
+    each(1, 1, |mut rig| {
+        coalesce_pairs(&mut rig);
+        for _ in 0..2 {
+            rig.queue(0, 1, 64);
+            post(&mut rig, 1, 0);
+            assert!(rig.world.interrupts.is_empty(), "it has one entry");
+            rig.write(map::queue(0, 0), 0);
+        }
     });
 }
 

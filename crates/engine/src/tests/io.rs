@@ -1,13 +1,15 @@
 use std::{
     cell::{Cell, RefCell},
-    io::Write,
+    io::{Read, Write},
     os::fd::{AsFd, OwnedFd},
     rc::Rc,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use millrace_block::{ByteOffset, IoOperation, TaskContext};
 use millrace_memory::{Mapping, Segment};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Gadget, config, shard, turn_until, waits};
 use crate::{Launch, MAX_SEGMENTS, Outcome, Shard, ShardConfig, ShardContext};
@@ -288,13 +290,26 @@ fn a_stopping_shard_waits_for_the_kernel() {
 
 #[test]
 fn the_ring_does_only_what_it_was_made_for() {
-    let mut uring = crate::ring::build(4, None, true).unwrap();
+    let mut uring = crate::ring::build(4, None, true, None).unwrap();
     let nop = io_uring::opcode::Nop::new().build();
     // SAFETY: a no-op touches no memory.
     unsafe { uring.submission().push(&nop) }.unwrap();
     uring.submit_and_wait(1).unwrap();
     let entry = uring.completion().next().unwrap();
     assert_eq!(entry.result(), -libc::EACCES);
+}
+
+/// Who waits for the end of a process's last requests hears of it by that.
+#[test]
+fn a_rings_witness_goes_with_the_ring_and_not_before() {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    // The ring is all that has the other end when the settings are gone.
+    let mut shard = Shard::new(&ShardConfig { witness: Some(Arc::new(writer.into())), ..config() }).unwrap();
+    shard.turn();
+    let nothing = poll(&mut [PollFd::new(&reader, PollFlags::IN)], Some(&Timespec::default())).unwrap();
+    assert_eq!(nothing, 0, "it has not hung up");
+    drop(shard);
+    assert_eq!(reader.read(&mut [0]).unwrap(), 0, "it has");
 }
 
 /// Where they were fewer, those of one slow disk could be all of them.
@@ -352,7 +367,7 @@ fn descriptors_wake_their_device_and_only_while_registered() {
 #[test]
 fn a_ring_does_what_disks_need_and_nothing_else() {
     use io_uring::{opcode, types::Fd};
-    let mut ring = crate::ring::build(8, None, true).unwrap();
+    let mut ring = crate::ring::build(8, None, true, None).unwrap();
     let mut run = |entry: io_uring::squeue::Entry| {
         // SAFETY: what the entries point to is constant, or null.
         unsafe { ring.submission().push(&entry) }.unwrap();

@@ -207,6 +207,32 @@ fn devices_that_take_all_they_can_leave_the_others_their_share() {
     }
 }
 
+/// As of slots, whether they are taken in a device's turn or in a task of its own.
+#[test]
+fn devices_leave_each_other_a_share_of_the_buffers() {
+    let mut shard = Shard::new(&ShardConfig { buffers: 8, ..config() }).unwrap();
+    let [greedy, other] = [(); 2].map(|()| shard.add_device(Box::new(Gadget::default())));
+    let taken = Rc::new(RefCell::new(Vec::new()));
+    let take = |cx: &mut ShardContext<'_>| {
+        let (taken, before) = (Rc::clone(&taken), taken.borrow().len());
+        taken.borrow_mut().extend(cx.buffers().try_take());
+        let of_task = Rc::clone(&taken);
+        let outcome: Outcome<'_, ()> = cx.reserve().unwrap().run(|tcx| {
+            Launch::Wait(tcx.scratch.place_future(async move {
+                of_task.borrow_mut().extend(std::iter::from_fn(|| tcx.buffers.try_take()));
+            }))
+        });
+        waits(outcome);
+        taken.borrow().len() - before
+    };
+    assert_eq!(shard.with_device(greedy, |_: &mut Gadget, cx| take(cx)), Some(6));
+    assert_eq!(shard.with_device(greedy, |_: &mut Gadget, cx| take(cx)), Some(0));
+    assert_eq!(shard.with_device(other, |_: &mut Gadget, cx| take(cx)), Some(1));
+    // Alone, it may have all.
+    shard.remove_device(other);
+    assert_eq!(shard.with_device(greedy, |_: &mut Gadget, cx| take(cx)), Some(1));
+}
+
 #[test]
 fn a_wake_after_the_end_is_nothing() {
     let mut shard = shard();

@@ -290,7 +290,7 @@ impl Controller {
         if (self.phase == Phase::Resetting || self.memory.has_retired()) && self.is_quiet() {
             self.drained();
         }
-        if self.phase == Phase::Ready && self.memory.is_poisoned() && !self.lifecycle.shares_memory {
+        if self.phase == Phase::Ready && self.memory.is_poisoned() {
             self.fail("the guest's memory was taken away (its file was truncated)");
         }
         if self.lifecycle.stopped {

@@ -14,12 +14,13 @@ mod function;
 mod status;
 
 use std::{
+    os::fd::OwnedFd,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use millrace_block::trace::Site;
-use millrace_engine::{Readiness, ShardContext};
+use millrace_block::{Volume, trace::Site};
+use millrace_engine::{Readiness, ShardContext, closer};
 use millrace_memory::GuestMemory;
 use millrace_vfio_user::{Connection, ConnectionError, Errno, Listener, Progress, Resumed};
 use rustix::event::{PollFd, PollFlags};
@@ -49,6 +50,11 @@ const RETRY_ACCEPT: Duration = Duration::from_millis(200);
 const LISTENER: u32 = 0;
 const CLIENT: u32 = 1;
 const PIN: u32 = 2;
+
+/// Closes what clients hand in, and their sockets, which may have such things in them: no shard waits for that.
+fn close_elsewhere(fd: OwnedFd) {
+    drop(closer::Received::from(fd));
+}
 
 /// The connected client.
 struct Client {
@@ -164,6 +170,7 @@ impl NvmeDevice {
         let stream = std::os::unix::net::UnixStream::from(socket);
         match Connection::kept(stream, client, resumed) {
             Ok(connection) => {
+                let connection = connection.closing_with(close_elsewhere);
                 let client = Client { connection, waiting: None, more: true, watched: false };
                 (self.link, self.waits) = (Link::Connected(Box::new(client)), true);
             }
@@ -184,7 +191,24 @@ impl NvmeDevice {
     pub fn resume(&mut self, cx: &mut ShardContext<'_>) {
         if std::mem::take(&mut self.waits) {
             tracing::info!(device = self.name(), phase = ?self.controller.phase, "goes on with its guest");
+            self.controller.tell_changes();
             self.serve(cx);
+        }
+    }
+
+    /// While it waits to be told to [go on](Self::resume) with the guest of the worker before this one: which of these namespaces that guest
+    /// had. `None`: it does not wait, or that guest is gone.
+    pub fn misses(&self, nsids: &[u32]) -> Option<Vec<u32>> {
+        let has_guest = matches!(&self.link, Link::Connected(client) if !is_gone(&client.connection));
+        let misses = || nsids.iter().copied().filter(|nsid| self.controller.was_attached(*nsid)).collect();
+        (self.waits && has_guest).then(misses)
+    }
+
+    /// A namespace that could not be restored is not going to be; a guest that had it is told by an event.
+    pub fn give_up(&mut self, nsid: u32) {
+        if self.controller.was_attached(nsid) && self.controller.namespaces.allocation(nsid).is_none() {
+            self.controller.note_attached(nsid, false);
+            self.controller.namespace_changed(nsid);
         }
     }
 
@@ -253,7 +277,10 @@ impl NvmeDevice {
     /// What a guest attached or detached just before its worker's death may not have been stored: that is made up for.
     fn tell_attachment(&self, nsid: u32, stored: bool) {
         let attached = self.controller.was_attached(nsid);
-        if self.waits && attached != stored {
+        if !self.waits {
+            // Nobody was there: what is left of an attachment that was not stored, the next worker is not to find.
+            self.controller.note_attached(nsid, attached && stored);
+        } else if attached != stored {
             self.controller.host.attachment_changed(self.name(), nsid, attached);
         }
     }
@@ -303,6 +330,12 @@ impl NvmeDevice {
         self.controller.namespaces.release(nsid);
         self.controller.end_registrations(&namespace);
         Ok(())
+    }
+
+    /// Has the guest's reads and writes go to a namespace's volume by way of another one, which leads there; `None`: straight. Those in
+    /// flight end on the way that they went, and the guest notices nothing.
+    pub fn lead(&mut self, nsid: u32, way: Option<Arc<dyn Volume>>) {
+        self.controller.namespaces.lead(nsid, way);
     }
 
     /// Whether no command is in flight any more on namespaces that were detached from this identifier: then their volumes may go.
@@ -396,6 +429,7 @@ impl NvmeDevice {
                     if matches!(self.link, Link::Listening) {
                         self.connect(cx, stream);
                     } else {
+                        close_elsewhere(stream.into());
                         self.warn("a second client was turned away: one guest uses a device at a time");
                     }
                 }
@@ -429,6 +463,7 @@ impl NvmeDevice {
         match connection {
             Ok(connection) => {
                 tracing::debug!(device = self.name(), "a client connected");
+                let connection = connection.closing_with(close_elsewhere);
                 self.link = Link::Connected(Box::new(Client { connection, waiting: None, more: false, watched: false }));
                 self.serve(cx);
             }
@@ -507,7 +542,7 @@ impl NvmeDevice {
         self.unwatch(cx, PIN);
         // Clients that come now wait in the backlog.
         self.unwatch(cx, LISTENER);
-        self.link = Link::Draining;
+        (self.link, self.waits) = (Link::Draining, false);
         // While the client is on record: otherwise a worker that ends here would leave them for ever.
         self.controller.end_all_registrations();
         if let Some(kept) = self.controller.kept.as_ref().filter(|_| self.controller.client.take().is_some()) {
@@ -661,6 +696,11 @@ impl millrace_engine::Device for NvmeDevice {
         self.controller.state.survival.busy.set(1);
         match token {
             LISTENER if !self.waits => self.accept(cx),
+            LISTENER => {
+                // Until it goes on, others wait in the backlog, and the shard must not look at them all the time.
+                self.unwatch(cx, LISTENER);
+                self.accept_again = Some(cx.now());
+            }
             CLIENT => self.serve(cx),
             PIN => self.controller.interrupts.unmask_pin(),
             _ => {}

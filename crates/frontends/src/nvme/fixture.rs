@@ -105,10 +105,13 @@ impl FakeGuest {
 
     /// Part of the guest's memory becomes reachable for the card.
     pub(crate) fn map_on_card(&mut self, address: u64, size: u64, offset: u64) {
-        let fd = self.memory.try_clone().expect("a descriptor").into();
-        let port = self.controller.port.as_mut().expect("a guest on a card");
-        let all = Protection { read: true, write: true };
-        port.map(address, size, all, Some((&fd, offset))).expect("memory is mapped");
+        let Controller { memory, port, .. } = &mut self.controller;
+        if memory.lend(GuestAddress(address), size).is_none() {
+            let fd = self.memory.try_clone().expect("a descriptor").into();
+            let all = Protection { read: true, write: true };
+            memory.map(GuestAddress(address), size, all, Some((fd, offset))).expect("memory is mapped");
+        }
+        port.as_mut().expect("a guest on a card").map(memory, address, size).expect("memory is mapped");
     }
 
     /// The same machine with its other controller: memory and queues are as they are there.

@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_vfio_user::{Errno, IrqAction, IrqData, IrqFlags, IrqInfo, IrqSet, pci as irq};
+use millrace_vfio_user::{Errno, IrqAction, IrqData, IrqFlags, IrqInfo, IrqSet, Received, pci as irq};
 
 use millrace_block::trace::Site;
 use millrace_keeper::Kind;
@@ -137,6 +137,8 @@ impl Interrupts {
 
     /// From now on, wiring and masks are remembered for the client.
     pub(crate) fn remember(&mut self, client: Rc<Client>) {
+        // Where this worker knows better than the one before.
+        client.set_pin_masked(self.pin.masked);
         self.client = Some(client);
     }
 
@@ -155,7 +157,9 @@ impl Interrupts {
         let known = |fd: Option<OwnedFd>| fd.map(|fd| Eventfd::known(fd, &self.device, &self.has_blocked));
         let (eventfd, unmask) = (known(wiring.pin), known(wiring.unmask));
         let unmask_changed = unmask.is_some();
-        self.pin = Pin { eventfd, masked: wiring.pin_masked, unmask, unmask_changed };
+        // That worker may have read the eventfd empty, and ended before it said so. A level that is asserted may be signalled once more.
+        let masked = wiring.pin_masked && unmask.is_none();
+        self.pin = Pin { eventfd, masked, unmask, unmask_changed };
     }
 
     fn set_pin_masked(&mut self, masked: bool) {
@@ -283,7 +287,11 @@ impl Interrupts {
         match change.index {
             irq::IRQ_INTX => self.set_pin(change),
             irq::IRQ_MSIX => self.set_vectors(change),
-            irq::IRQ_ERR | irq::IRQ_REQ => Ok(()),
+            irq::IRQ_ERR | irq::IRQ_REQ => match change.data {
+                // They end here, which must not wait.
+                IrqData::Eventfds(eventfds) => self.checked(eventfds).map(drop),
+                _ => Ok(()),
+            },
             _ => Err(Errno::INVAL),
         }
     }
@@ -320,8 +328,8 @@ impl Interrupts {
         Ok(())
     }
 
-    fn checked(&self, fds: Vec<OwnedFd>) -> Result<Vec<Eventfd>, Errno> {
-        fds.into_iter().map(|fd| Eventfd::new(fd, &self.device, &self.has_blocked)).collect()
+    fn checked(&self, fds: Vec<Received>) -> Result<Vec<Eventfd>, Errno> {
+        fds.into_iter().map(|fd| Eventfd::new(fd.into_inner(), &self.device, &self.has_blocked)).collect()
     }
 
     fn wire(&mut self, index: usize, eventfd: Option<Eventfd>) {

@@ -167,6 +167,11 @@ impl Kept {
     }
 }
 
+/// By which number reservations know the controller with this identifier: the same for every worker, and for no other controller.
+pub(crate) fn lasting_number(cntlid: u16) -> u64 {
+    1 << 32 | u64::from(cntlid)
+}
+
 /// What of the settings a state depends on.
 pub(crate) fn shape(config: &Config) -> [u32; 8] {
     let shared = u32::from(config.doorbells == DoorbellMode::Shared);
@@ -200,7 +205,7 @@ impl Controller {
             controller.join_card().map_err(io::Error::other)?;
             controller.state.convert(kept.state_version());
             controller.kept = Some(kept.clone());
-            controller.io.set_unique(1 << 32 | u64::from(controller.config.cntlid));
+            controller.io.set_unique(lasting_number(controller.config.cntlid));
             kept.put(Kind::STATE, controller.state.as_fd());
             kept.put(Kind::RECORDS, controller.records.as_fd());
             controller.put_doorbells();
@@ -209,8 +214,7 @@ impl Controller {
         let mut controller = Self::over(config, host, state, doorbells, records);
         controller.join_card().map_err(io::Error::other)?;
         controller.kept = Some(kept.clone());
-        // The same for every worker, and for no other controller.
-        controller.io.set_unique(1 << 32 | u64::from(controller.config.cntlid));
+        controller.io.set_unique(lasting_number(controller.config.cntlid));
         let taken = Client::take(kept);
         let mapped =
             taken.as_ref().map(|(client, ..)| client.map_regions(&mut controller.memory, controller.port.as_deref_mut()));
@@ -226,8 +230,7 @@ impl Controller {
         if let Some(takeovers) = controller.state.count_takeover() {
             tracing::debug!(device = controller.config.name, takeovers, "takes over");
         }
-        controller.resume();
-        controller.resume_migration();
+        controller.resume_kept(taken.is_some());
         controller.lost_card();
         if let Some(Err(error)) = mapped {
             tracing::error!(device = controller.config.name, %error, "the guest's memory could not be mapped again");
@@ -246,6 +249,32 @@ impl Controller {
             }
         }
         Ok((controller, taken))
+    }
+
+    /// Goes on where the worker before this one stood, whose client is still there or not.
+    fn resume_kept(&mut self, has_client: bool) {
+        self.resume();
+        self.resume_migration();
+        if has_client {
+            // Those, too, whose vectors the client had just taken away, to wire them anew.
+            self.raise_all();
+            // That worker may have ended when the last of the memory was there, and before it went on.
+            self.release();
+        }
+    }
+
+    /// The worker before this one may have ended between a change of the operator's and the notice of it: its guest is to look again at all that
+    /// it has, and at what it was told of and that was not stored.
+    pub(crate) fn tell_changes(&mut self) {
+        for nsid in 1..=self.namespaces.largest() {
+            let lost = self.was_attached(nsid) && self.namespaces.allocation(nsid).is_none();
+            if lost {
+                self.note_attached(nsid, false);
+            }
+            if lost || self.namespaces.get(nsid).is_some() {
+                self.namespace_changed(nsid);
+            }
+        }
     }
 
     /// The state is to be left as a worker of this version understands it, or the newest one when nobody else takes over.
@@ -288,7 +317,9 @@ impl Controller {
     /// Whether the last worker ended while it worked on this device, by a fault of its own.
     fn count_strike(&self, fault: Option<u64>) {
         let survival = &self.state.survival;
-        let struck = fault.is_some() && survival.busy.replace(0) != 0;
+        // Whatever it ended by: what it was working on then says nothing of a later fault.
+        let was_busy = survival.busy.replace(0) != 0;
+        let struck = fault.is_some() && was_busy;
         let before = if fault.is_some_and(|served| served < FORGIVEN_MILLIS) { survival.strikes.get() } else { 0 };
         survival.strikes.set(if struck { before + 1 } else { before });
     }
@@ -414,10 +445,10 @@ impl Client {
                 None if flags & FILE == 0 => None,
                 None => return Err(MapError::Missing { addr: address, size }),
             };
-            if let Some(port) = &mut port {
-                port.map(address, size, protection, backing.as_ref().map(|(fd, offset)| (fd, *offset)))?;
-            }
             memory.map(GuestAddress(address), size, protection, backing)?;
+            if let Some(port) = &mut port {
+                port.map(memory, address, size)?;
+            }
         }
         Ok(())
     }
@@ -497,3 +528,6 @@ impl Keep for Client {
         self.state.handling.set(0);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,13 +10,16 @@ use std::{
     },
 };
 
-use millrace_block::{BlockCount, BlockError, BlockSize, Geometry, Lba, Metadata, MetadataFormat, Volume, VolumeError};
+use millrace_block::{
+    Asker, BlockCount, BlockError, BlockSize, Geometry, Lba, Metadata, MetadataFormat, Volume, VolumeError,
+};
 use millrace_engine::RemoteSender;
 use millrace_keeper::{Kind, Link};
 use millrace_nvme_spec::{command::NamespaceId, status::Status};
 
 use super::{
     io::{UncorrectableRanges, WriteGate},
+    keep::lasting_number,
     lasting::Lasting,
     reservation::{HostKey, Ledger, Notices, Rights},
 };
@@ -173,6 +176,22 @@ impl Namespace {
         self.reservations().now().rights(host)
     }
 
+    /// No controller has this identifier any more: what a host without an identifier of its own had registered through it goes with it. The device
+    /// that gets the number next is another host.
+    pub fn forget_controller(self: &Arc<Self>, cntlid: u16, host: &dyn Host) {
+        let ended = self.reservations().end_controller(lasting_number(cntlid));
+        self.registrations_ended(ended, host);
+    }
+
+    /// Tells of registrations that have ended by nobody's command, if any have.
+    pub(crate) fn registrations_ended(self: &Arc<Self>, ended: Option<Notices>, host: &dyn Host) {
+        let Some(notices) = ended else { return };
+        self.reservations_changed();
+        if let Some(notices) = self.notices.add(&notices) {
+            host.reservation_notice(self, &notices);
+        }
+    }
+
     /// Whether the volume still has the block size that a command was checked against: another controller may have formatted
     /// it while the command waited.
     pub(crate) fn unchanged(&self, geometry: &Geometry) -> Result<(), BlockError> {
@@ -221,6 +240,8 @@ impl Namespace {
 pub(crate) struct Attached {
     pub(crate) nsid: u32,
     pub(crate) namespace: Arc<Namespace>,
+    /// Where this controller's reads and writes go: the namespace's volume, or what [leads](NamespaceTable::lead) to it.
+    pub(crate) volume: Arc<dyn Volume>,
     /// The operator attached it read-only.
     pub(crate) read_only: bool,
     /// The volume's shape as last told to this controller's guest.
@@ -231,6 +252,11 @@ pub(crate) struct Attached {
     pub(crate) in_flight: Cell<u32>,
     /// Commands that were in flight on it, and are no more: while some are and this stands still, the volume does not answer.
     pub(crate) finished: Cell<u64>,
+    /// Those in flight by when they began: in turns that go to the first two lanes one after the other, or, in the third, without a turn, for
+    /// they wait for others themselves, or write nothing.
+    pub(crate) lanes: [Cell<u32>; 3],
+    /// The present turn.
+    pub(crate) turn: Cell<u64>,
     /// It is attached no more: what is in flight goes no further than the piece that it is at.
     pub(crate) gone: Cell<bool>,
     /// It is being formatted: no command but those in flight reaches it.
@@ -240,16 +266,24 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
+    /// Whether it shows this namespace.
+    pub(crate) fn is_of(&self, namespace: &Arc<Namespace>) -> bool {
+        Arc::ptr_eq(&self.namespace, namespace)
+    }
+
     /// With nothing in flight.
     pub(crate) fn new(nsid: u32, namespace: &Arc<Namespace>, read_only: bool) -> Self {
         Self {
             nsid,
             namespace: Arc::clone(namespace),
+            volume: Arc::clone(&namespace.volume),
             read_only,
             geometry: Cell::new(namespace.volume.geometry()),
             rights: Cell::new((0, 0)),
             in_flight: Cell::new(0),
             finished: Cell::new(0),
+            lanes: [const { Cell::new(0) }; 3],
+            turn: Cell::new(0),
             gone: Cell::new(false),
             formatting: Cell::new(false),
             apart: Cell::new(0),
@@ -272,6 +306,8 @@ pub(crate) struct NamespaceTable {
     allocated: BTreeMap<u32, Allocated>,
     /// Identifiers of namespaces that are being created.
     reserved: Vec<u32>,
+    /// What leads to namespaces' volumes, of those that this controller does not go straight to.
+    ways: BTreeMap<u32, Arc<dyn Volume>>,
 }
 
 /// A namespace that exists.
@@ -286,7 +322,7 @@ pub(crate) struct Allocated {
 impl NamespaceTable {
     pub(crate) fn new(largest: u32) -> Self {
         let attached = vec![None; largest as usize + 1];
-        Self { attached, leaving: Vec::new(), allocated: BTreeMap::new(), reserved: Vec::new() }
+        Self { attached, leaving: Vec::new(), allocated: BTreeMap::new(), reserved: Vec::new(), ways: BTreeMap::new() }
     }
 
     /// Largest identifier (NN).
@@ -367,6 +403,7 @@ impl NamespaceTable {
     /// Makes a namespace exist no more; it must not be attached.
     pub(crate) fn release(&mut self, nsid: u32) -> Option<Allocated> {
         assert!(self.get(nsid).is_none(), "an attached namespace is detached before it goes");
+        self.ways.remove(&nsid);
         self.allocated.remove(&nsid)
     }
 
@@ -378,22 +415,63 @@ impl NamespaceTable {
             return Err(Status::NAMESPACE_ALREADY_ATTACHED.do_not_retry());
         }
         allocated.namespace.notices.lost();
-        *place = Some(Rc::new(Attached::new(nsid, &allocated.namespace, allocated.read_only)));
+        let mut attached = Attached::new(nsid, &allocated.namespace, allocated.read_only);
+        if let Some(way) = self.ways.get(&nsid) {
+            attached.volume = Arc::clone(way);
+        }
+        *place = Some(Rc::new(attached));
         Ok(())
+    }
+
+    /// Has this controller's reads and writes go to a namespace's volume by way of another one, which leads there; `None`: straight. Those
+    /// in flight end on the way that they went.
+    pub(crate) fn lead(&mut self, nsid: u32, way: Option<Arc<dyn Volume>>) {
+        let Some(allocated) = self.allocated.get(&nsid) else { return };
+        let volume = Arc::clone(way.as_ref().unwrap_or(&allocated.namespace.volume));
+        match way {
+            Some(way) => self.ways.insert(nsid, way),
+            None => self.ways.remove(&nsid),
+        };
+        let Some(before) = self.attached.get_mut(nsid as usize).and_then(Option::take) else { return };
+        let mut now = Attached::new(nsid, &before.namespace, before.read_only);
+        // Of what it has its guest has been told; and who ends the format looks at who is attached then.
+        (now.geometry, now.formatting) = (before.geometry.clone(), before.formatting.clone());
+        now.volume = volume;
+        self.attached[nsid as usize] = Some(Rc::new(now));
+        self.leave(&before);
     }
 
     /// Detaches a namespace: new commands no longer find it, those in flight finish, those that go piece by piece at the next one.
     pub(crate) fn detach(&mut self, nsid: u32) -> Option<Rc<Attached>> {
         let attached = self.attached.get_mut(nsid as usize)?.take()?;
         attached.gone.set(true);
-        self.leaving.retain(|leaving| leaving.strong_count() > 0);
-        self.leaving.push(Rc::downgrade(&attached));
+        // Those that went another way, too.
+        self.left(nsid).for_each(|left| left.gone.set(true));
+        self.leave(&attached);
         Some(attached)
+    }
+
+    fn leave(&mut self, attached: &Rc<Attached>) {
+        self.leaving.retain(|leaving| leaving.strong_count() > 0);
+        self.leaving.push(Rc::downgrade(attached));
+    }
+
+    /// Nobody waits any more for what is in flight: what only waits for its turn ends at once.
+    pub(crate) fn call_off(&self, asker: Asker) {
+        self.attached().for_each(|attached| attached.volume.call_off(asker));
+        // What went another way, and waits there.
+        self.leaving.iter().filter_map(Weak::upgrade).for_each(|left| left.volume.call_off(asker));
     }
 
     /// What commands of this identifier may be in flight on: the attached namespace, and those that were attached before it.
     pub(crate) fn in_use(&self, nsid: u32) -> Vec<Rc<Attached>> {
         self.get(nsid).cloned().into_iter().chain(self.left(nsid)).collect()
+    }
+
+    /// What commands may be in flight on that went another way to the same namespace.
+    pub(crate) fn other_ways(&self, attached: &Rc<Attached>) -> impl Iterator<Item = Rc<Attached>> {
+        let (now, namespace) = (Rc::clone(attached), Arc::clone(&attached.namespace));
+        self.left(attached.nsid).filter(move |left| left.is_of(&namespace) && !Rc::ptr_eq(left, &now))
     }
 
     /// What was detached from this identifier, and has commands in flight.

@@ -376,9 +376,12 @@ impl Controller {
         self.repeats = false;
     }
 
-    /// Begins with the writes of pairs whose Compare has succeeded: before anybody else, on any controller, may write there.
+    /// Begins with the writes of pairs whose Compare has succeeded: before anybody else, on any controller, may write there. Where their
+    /// namespace is not there (yet), nobody can.
     pub(crate) fn redo_pairs(&mut self, cx: &mut ShardContext<'_>) {
-        let seconds: Vec<u16> = self.again.iter().copied().filter(|at| self.records.is_compared(*at)).collect();
+        let is_there = |at: &u16| self.namespaces.get(self.records.sqe(*at).nsid.0).is_some();
+        let begun = |at: &u16| self.records.is_compared(*at) && is_there(at);
+        let seconds: Vec<u16> = self.again.iter().copied().filter(begun).collect();
         for second in seconds {
             let sqid = self.records.sqid(second);
             let entries = self.sq(sqid).entries.get().max(1);

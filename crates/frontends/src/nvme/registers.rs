@@ -81,8 +81,6 @@ pub(crate) struct Lifecycle {
     pub(crate) held: bool,
     /// It stands still, being migrated: nothing at all is done.
     pub(crate) stopped: bool,
-    /// Its memory is several guests': what one of them takes away is that one's loss.
-    pub(crate) shares_memory: bool,
     /// Nobody waits any more for the commands in flight.
     pub(crate) called_off: bool,
     pub(crate) log: LogLimit,
@@ -323,8 +321,15 @@ impl Controller {
 
     /// Commands that nobody waits for any more, and that only wait for their turn (a throttle's), end at once.
     pub(crate) fn call_off(&mut self, cx: &ShardContext<'_>) {
-        if std::mem::take(&mut self.lifecycle.called_off) {
-            self.namespaces.attached().for_each(|attached| attached.namespace.volume.call_off(cx.asker()));
+        if !std::mem::take(&mut self.lifecycle.called_off) {
+            return;
+        }
+        if let Some(port) = &mut self.port {
+            port.call_off();
+        }
+        // A write that one replica has and another one has not is worse than one that takes its time.
+        if self.port.as_ref().is_none_or(|port| !port.writes_to_several()) {
+            self.namespaces.call_off(cx.asker());
         }
     }
 
@@ -475,9 +480,11 @@ impl Controller {
         started
     }
 
-    /// What has the lowest identifier from this one on: namespaces, then replicas, whose identifiers are larger.
+    /// What has the lowest identifier from this one on: namespaces, then replicas, whose identifiers are larger. Not what is being formatted:
+    /// that takes no requests, and has nothing that is to be kept.
     fn next_to_flush(&self, from: u32) -> Option<&Rc<Attached>> {
-        let shown = (from..=self.namespaces.largest()).find_map(|nsid| self.namespaces.get(nsid));
+        let mut all = (from..=self.namespaces.largest()).filter_map(|nsid| self.namespaces.get(nsid));
+        let shown = all.find(|attached| !self.erases(attached));
         let replicas = self.port.iter().flat_map(|port| port.replicas()).filter(|replica| replica.nsid >= from);
         shown.or_else(|| replicas.min_by_key(|replica| replica.nsid))
     }

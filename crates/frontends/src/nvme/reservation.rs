@@ -158,8 +158,17 @@ impl Reservations {
 
     /// A session's controller goes: so does all that was registered through it, under whichever identifier. `None`: nothing was.
     pub(crate) fn end_session(&mut self, cntlid: u16) -> Option<Notices> {
-        let of = |r: &Registrant| r.session && r.cntlid == cntlid;
-        let hosts: Vec<HostKey> = self.registrants.iter().filter(|r| of(r)).map(|r| r.host).collect();
+        self.end(|r| r.session && r.cntlid == cntlid)
+    }
+
+    /// A controller, known by this number, goes: so does all that was registered by the host that it was, one without an identifier. `None`:
+    /// nothing was.
+    pub(crate) fn end_controller(&mut self, controller: u64) -> Option<Notices> {
+        self.end(|r| r.host.controller == controller)
+    }
+
+    fn end(&mut self, goes: impl Fn(&Registrant) -> bool) -> Option<Notices> {
+        let hosts: Vec<HostKey> = self.registrants.iter().filter(|r| goes(r)).map(|r| r.host).collect();
         if hosts.is_empty() {
             return None;
         }

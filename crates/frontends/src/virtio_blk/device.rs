@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Listening ──accept──► Connected ──closed, garbage, failure──► Draining ──nothing in flight──► Listening
-//!       ▲ a volume                        (requests in flight end as ever: their ring and record are still there)
+//!       ▲ a volume                        (requests in flight end as ever, or are left on record)
 //!   Holding
 //! ```
 //!
@@ -413,6 +413,7 @@ impl VirtioBlkDevice {
 
     fn go_on_draining(&mut self, cx: &mut ShardContext<'_>) {
         if !self.disk.is_quiet() {
+            self.disk.call_off(cx.asker());
             return;
         }
         self.disk.forget_front_end();

@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
-use millrace_block::{BlockCount, Geometry, Volume, trace::Site};
+use millrace_block::{Asker, BlockCount, BlockError, Geometry, Volume, trace::Site};
 use millrace_engine::{ShardContext, TaskSlot, reaper};
 use millrace_memory::Unsettled;
 use thiserror::Error;
@@ -240,6 +240,8 @@ pub(crate) struct Disk {
     pub(crate) failed: bool,
     /// The front end took memory away; nothing of its works before it connects again.
     lost: bool,
+    /// The front end is gone, and requests that were called off since then are left on record, undone.
+    leaves_undone: bool,
     /// Volumes that were taken away with requests in flight.
     leaving: Vec<Rc<Attached>>,
     /// Where the round over the queues goes on.
@@ -282,6 +284,7 @@ impl Disk {
             held: false,
             failed: false,
             lost: false,
+            leaves_undone: false,
             leaving: Vec::new(),
             first: 0,
             finished: Vec::with_capacity(64),
@@ -389,11 +392,13 @@ impl Disk {
         let work = finished.len();
         for Finished { queue, done, result } in finished.drain(..) {
             self.core.in_flight = self.core.in_flight.checked_sub(1).expect("a request ends once");
-            self.core.count_error(result);
-            if let Some(queue) = self.queues.get_mut(usize::from(queue)) {
-                queue.waiting -= 1;
-                queue.done.push(done);
+            let Some(queue) = self.queues.get_mut(usize::from(queue)) else { continue };
+            queue.waiting -= 1;
+            if self.leaves_undone && matches!(result, Err(BlockError::CalledOff)) {
+                continue;
             }
+            self.core.count_error(result);
+            queue.done.push(done);
         }
         self.finished = finished;
         work
@@ -441,6 +446,17 @@ impl Disk {
         self.core.in_flight == 0 && self.queues.iter().all(|queue| queue.done.is_empty())
     }
 
+    /// The front end is gone, and did not wait for what it had asked for: what only waits for its turn ends at once, undone, and stays on record for
+    /// whoever connects with that. Without a record, nobody would do it: then it is finished.
+    pub(crate) fn call_off(&mut self, asker: Asker) {
+        let is_kept = |queue: &Queue| queue.waiting == 0 || queue.ring.as_ref().is_some_and(Ring::is_on_record);
+        self.leaves_undone = self.queues.iter().all(is_kept);
+        if self.leaves_undone {
+            let shown = self.core.attached.iter().chain(&self.leaving);
+            shown.for_each(|attached| attached.volume.call_off(asker));
+        }
+    }
+
     /// Nothing works before a reset.
     pub(crate) fn fail(&mut self) {
         self.failed = true;
@@ -453,6 +469,11 @@ impl Disk {
     pub(crate) fn set_features(&mut self, features: u64) {
         self.core.features = features;
         self.apply_log();
+    }
+
+    /// Whether the front end has asked for the configuration.
+    pub(crate) fn knows_config(&self) -> bool {
+        self.mode_told
     }
 
     /// The front end's log.
@@ -557,7 +578,7 @@ impl Disk {
         // A new front end's memory is not poisoned by what the last one did to its own.
         self.core.memory = MemoryTable::new();
         (self.log, self.inflight, self.paused) = (None, None, true);
-        (self.failed, self.lost) = (false, false);
+        (self.failed, self.lost, self.leaves_undone) = (false, false, false);
         (self.core.write_cache, self.mode_known, self.mode_told) = (true, false, false);
         self.set_features(0);
     }

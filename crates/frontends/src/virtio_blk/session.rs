@@ -114,6 +114,8 @@ pub(crate) struct Session {
     offered: u64,
     status: u8,
     backend: Option<BackendChannel>,
+    /// It goes on with what an earlier process has told it, which may have ended between a change of the configuration and word of it.
+    is_behind: bool,
     /// The device's state is on its way.
     transfer: Option<Transfer>,
     /// A refusal that the front end was told of: for the log.
@@ -122,7 +124,9 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn new(transport: Transport) -> Self {
-        Self { transport, pending: None, protocol: 0, offered: 0, status: 0, backend: None, transfer: None, refusal: None }
+        let (protocol, offered, status) = (0, 0, 0);
+        let (pending, backend, transfer, refusal) = (None, None, None, None);
+        Self { transport, pending, protocol, offered, status, backend, is_behind: false, transfer, refusal }
     }
 
     /// Whether a message waits for rest.
@@ -280,13 +284,36 @@ impl Session {
             }
             Message::SetInflightFd(what) => {
                 let fd = fds.into_iter().next().ok_or(InflightError::Garbled("it is missing"))?;
-                disk.set_inflight(InflightRegion::open(&what, &fd)?);
+                self.take_up(disk, InflightRegion::open(&what, &fd)?);
             }
             Message::SetDeviceStateFd(what) => return Ok(self.begin_transfer(disk, what)),
             Message::CheckDeviceState => return Ok(self.end_transfer(disk)),
-            queue => return handle_queue(disk, cx, queue, fds),
+            queue => return self.serve_queue(disk, cx, queue, fds),
         }
         Ok(Answer::Ack)
+    }
+
+    /// The record of requests under way. One that was in use tells of an earlier process, and that the front end knows the configuration from it.
+    fn take_up(&mut self, disk: &mut Disk, region: InflightRegion) {
+        self.is_behind = region.write_back().is_some() && !disk.knows_config();
+        disk.set_inflight(region);
+    }
+
+    /// A message that belongs to one queue.
+    fn serve_queue(
+        &mut self,
+        disk: &mut Disk,
+        cx: &ShardContext<'_>,
+        message: Message,
+        fds: Vec<Received>,
+    ) -> Result<Answer, Refusal> {
+        let begins = matches!(message, Message::SetVringEnable(VringState { num: 1.., .. }));
+        let answer = handle_queue(disk, cx, message, fds)?;
+        // Not before: QEMU passes over word that comes while its device has not begun.
+        if begins && self.backend.is_some() && std::mem::take(&mut self.is_behind) {
+            self.config_changed();
+        }
+        Ok(answer)
     }
 
     /// The device's state is to go or to come. The front end is told of a refusal always.

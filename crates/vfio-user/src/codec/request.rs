@@ -1,11 +1,10 @@
 //! The requests a client sends to a server, checked as far as is possible without knowing the device.
 
-use std::os::fd::OwnedFd;
-
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Command, FeatureRequest, MAX_TRANSFER, MAX_WRITES, ProtocolError, feature, fixed, wire};
 use crate::device::{DmaMap, DmaUnmap, IrqAction, IrqData, IrqSet};
+use crate::received::Received;
 
 /// A request, its lengths and flags checked; indexes and ranges of the device are not yet.
 #[derive(Debug)]
@@ -96,7 +95,7 @@ impl Iterator for WriteMulti<'_> {
 impl<'a> Request<'a> {
     /// Checks a request's payload. File descriptors that the command does not take make it an error, but for
     /// `DMA_UNMAP`: SPDK's client sends the region's along. They are closed either way when dropped.
-    pub fn parse(command: u16, payload: &'a [u8], mut fds: Vec<OwnedFd>) -> Result<Self, ProtocolError> {
+    pub fn parse(command: u16, payload: &'a [u8], mut fds: Vec<Received>) -> Result<Self, ProtocolError> {
         let command = Command::from_wire(command).ok_or(ProtocolError::UnknownCommand(command))?;
         match command {
             Command::DmaMap => return parse_dma_map(payload, fds),
@@ -173,7 +172,7 @@ fn migration_data(command: Command, payload: &[u8]) -> Result<(u32, &[u8]), Prot
     Ok((size, data))
 }
 
-fn no_fds(command: Command, fds: &mut Vec<OwnedFd>) -> Result<(), ProtocolError> {
+fn no_fds(command: Command, fds: &mut Vec<Received>) -> Result<(), ProtocolError> {
     let count = fds.len();
     fds.clear();
     if count == 0 { Ok(()) } else { Err(ProtocolError::FdCount { command, count, expected: 0 }) }
@@ -193,7 +192,7 @@ pub(super) fn is_range(address: u64, size: u64) -> bool {
     size.checked_sub(1).is_some_and(|rest| address.checked_add(rest).is_some())
 }
 
-fn parse_dma_map<'a>(payload: &[u8], mut fds: Vec<OwnedFd>) -> Result<Request<'a>, ProtocolError> {
+fn parse_dma_map<'a>(payload: &[u8], mut fds: Vec<Received>) -> Result<Request<'a>, ProtocolError> {
     let command = Command::DmaMap;
     let (head, _) = fixed::<wire::DmaMap>(command, payload)?;
     let wire::DmaMap { argsz, flags, offset, address, size } = head;
@@ -236,7 +235,7 @@ fn parse_dma_unmap<'a>(payload: &[u8]) -> Result<Request<'a>, ProtocolError> {
     }
 }
 
-fn parse_set_irqs(payload: &[u8], fds: Vec<OwnedFd>) -> Result<Request<'_>, ProtocolError> {
+fn parse_set_irqs(payload: &[u8], fds: Vec<Received>) -> Result<Request<'_>, ProtocolError> {
     let command = Command::DeviceSetIrqs;
     let (head, bools) = fixed::<wire::SetIrqs>(command, payload)?;
     let wire::SetIrqs { argsz, flags, index, start, count } = head;

@@ -1,4 +1,4 @@
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
@@ -6,6 +6,7 @@ use zerocopy::IntoBytes;
 use super::*;
 use crate::device::{DmaUnmap, IrqAction, IrqData, MmapArea, RegionFlags, RegionInfo};
 use crate::migration::{LogRange, MigrationState};
+use crate::received::Received;
 use crate::toy::memfd;
 
 /// Every command, with the bytes of its fixed request.
@@ -30,8 +31,8 @@ const COMMANDS: [(Command, usize); 18] = [
     (Command::MigDataWrite, 8),
 ];
 
-fn fds(count: usize) -> Vec<OwnedFd> {
-    (0..count).map(|_| memfd(0)).collect()
+fn fds(count: usize) -> Vec<Received> {
+    (0..count).map(|_| Received::from(memfd(0))).collect()
 }
 
 fn refusal(command: Command, payload: &[u8], fd_count: usize) -> ProtocolError {

@@ -55,8 +55,9 @@ impl Connection {
             .map_err(Refusal::from)
             .and_then(|request| self.handle(&header, request, device));
         self.transport.recycle(payload);
+        let mut held = false;
         match result {
-            Ok(()) => {}
+            Ok(()) => held = matches!(Command::from_wire(header.command), Some(Command::DmaMap | Command::DeviceSetIrqs)),
             Err(Refusal::Connection(error)) => return Err(error),
             Err(Refusal::Device(errno)) => self.reply_error(&header, errno)?,
             Err(Refusal::Protocol(error)) => {
@@ -65,7 +66,7 @@ impl Connection {
                 self.reply_error(&header, errno)?;
             }
         }
-        if self.deferred.is_some() { Ok(()) } else { self.finish_request() }
+        if self.deferred.is_some() { Ok(()) } else { self.finish_request(held) }
     }
 
     fn handle(&mut self, header: &Header, request: Request<'_>, device: &mut dyn Device) -> Result<(), Refusal> {

@@ -1,3 +1,4 @@
+use std::cell::RefCell;
 use std::io::{ErrorKind, PipeReader, Read, Write};
 
 use proptest::prelude::*;
@@ -280,6 +281,57 @@ fn unwanted_and_missing_descriptors_are_refused_and_closed() {
         assert!(all_closed(reader), "although the connection lives on");
         assert_eq!(bench.toy.calls, []);
     }
+}
+
+thread_local!(static CLOSED: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) });
+
+/// What closes descriptors in the place of the connection's thread.
+fn close_elsewhere(fd: OwnedFd) {
+    CLOSED.with_borrow_mut(|closed| closed.push(inode(&fd)));
+    drop(fd);
+}
+
+/// How many descriptors of a file were closed that way since the last call.
+fn closed_elsewhere(file: &OwnedFd) -> usize {
+    CLOSED.take().into_iter().filter(|closed| *closed == inode(file)).count()
+}
+
+#[test]
+fn what_a_client_hands_in_is_closed_where_it_is_told_to() {
+    let mut bench = Bench::new();
+    bench.connection = bench.connection.closing_with(close_elsewhere);
+    let file = memfd(0x1000);
+    let irqs = |index, count| {
+        let flags = wire::IRQ_DATA_EVENTFD | wire::IRQ_ACTION_TRIGGER;
+        wire::SetIrqs { argsz: 20, flags, index, start: 0, count }.as_bytes().to_vec()
+    };
+    let cases = [
+        // Refused for their form or their range, or by the device; or taken, and dropped there.
+        (Command::DeviceReset, vec![], 1, Some(Errno::INVAL)),
+        (Command::DmaMap, map(0x1000), 2, Some(Errno::INVAL)),
+        (Command::DmaMap, vec![0; 3], 1, Some(Errno::INVAL)),
+        (Command::DeviceSetIrqs, irqs(2, 3), 2, Some(Errno::INVAL)),
+        (Command::DeviceSetIrqs, irqs(9, 1), 1, Some(Errno::INVAL)),
+        (Command::DmaMap, map(0x1000), 1, None),
+        (Command::DmaMap, map(0x1000), 1, Some(Errno::EXIST)),
+        (Command::DmaUnmap, unmap(0x1000), 1, None),
+    ];
+    for (command, payload, count, errno) in cases {
+        send_with_fds(&bench.client, &request(1, command, &payload), &vec![file.as_fd(); count]);
+        bench.serve().unwrap();
+        let (header, _) = bench.reply();
+        assert_eq!((header.reply_error(), closed_elsewhere(&file)), (errno, count), "{command:?}");
+    }
+    // Far too many: the connection ends at the first such message.
+    for _ in 0..2 {
+        send_with_fds(&bench.client, &request(1, Command::DmaMap, &map(0)), &[file.as_fd(); 60]);
+    }
+    assert!(matches!(bench.fails(), ConnectionError::Transport(TransportError::TooManyFds)));
+    let socket = inode(&bench.connection);
+    drop(bench);
+    let closed = CLOSED.take();
+    assert_eq!(closed.iter().filter(|closed| **closed == inode(&file)).count(), 60);
+    assert!(closed.contains(&socket), "with the other 60 in it");
 }
 
 #[test]
@@ -603,7 +655,7 @@ fn a_file_waits_for_the_socket_with_its_reply() {
             None => _ = bench.serve().unwrap(),
         }
     };
-    assert_eq!(last.fds.iter().map(inode).collect::<Vec<_>>(), [inode(&bench.toy.page)]);
+    assert_eq!(last.fds.iter().map(|fd| inode(&**fd)).collect::<Vec<_>>(), [inode(&bench.toy.page)]);
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// What a function is.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Function {
     configuration: [u64; map::CONFIGURATION_WORDS as usize],
     state: State,
@@ -29,6 +29,11 @@ struct Function {
 }
 
 impl Function {
+    fn new(pairs: u8) -> Self {
+        let configuration = [0; map::CONFIGURATION_WORDS as usize];
+        Self { configuration, state: State::default(), interrupts: Interrupts::new(pairs) }
+    }
+
     fn config(&self) -> Config {
         let [namespace, blocks, share, iops, bytes, cache, copy, copied, ..] = self.configuration;
         Config { namespace, blocks, share, iops, bytes, cache, copy, copied }
@@ -82,7 +87,7 @@ impl Core {
             number,
             shape: *shape,
             queues: Queues::new(shape.local_functions, shape.queue_pairs),
-            functions: vec![Function::default(); functions],
+            functions: vec![Function::new(shape.queue_pairs); functions],
             rows: vec![PageRow::new(); functions * usize::from(shape.pages)],
             disks: (0..shape.ssds).map(|_| DiskQueue::new(shape.disk_entries())).collect(),
             lists: vec![[0; LIST_ENTRIES]; shape.lists.into()],
@@ -107,9 +112,16 @@ impl Core {
             }
             0x1000..0x2000 => {
                 let at = word - map::queue(0, 0);
-                let Some(queue) = self.queues.get_mut((at / 4) as usize) else { return };
+                let (number, pairs) = ((at / 4) as usize, usize::from(self.shape.queue_pairs));
+                let Some(queue) = self.queues.get_mut(number) else { return };
                 match at % 4 {
-                    0 => queue.set_base(QueueBase::from_bits(value)),
+                    0 => {
+                        let base = QueueBase::from_bits(value);
+                        queue.set_base(base);
+                        if base.enabled() {
+                            self.functions[number / pairs].interrupts.forget(number % pairs);
+                        }
+                    }
                     1 => queue.sizes = QueueSizes::from_bits(value),
                     2 => queue.cq_base = QueueBase::from_bits(value),
                     _ => {}
@@ -235,9 +247,11 @@ impl Core {
                 done.worked = true;
             }
         }
-        for (local, function) in (0..).zip(&mut self.functions) {
+        let pairs = usize::from(self.shape.queue_pairs);
+        for (local, function) in (0_u8..).zip(&mut self.functions) {
             let of_core = |place: &Place| place.enabled() && (place.core(), place.local()) == (self.number, local);
-            while let Some(vector) = function.interrupts.take(now) {
+            let vectors = |pair: usize| self.queues.vector(usize::from(local) * pairs + pair);
+            while let Some(vector) = function.interrupts.take(now, vectors) {
                 if let Some(number) = places.iter().position(of_core) {
                     around.interrupt(number as u8, vector);
                 }
@@ -256,7 +270,11 @@ impl Core {
             seen |= bit;
             first.then_some(*due)
         });
-        let interrupts = self.functions.iter().filter_map(|function| function.interrupts.next_due());
+        let pairs = usize::from(self.shape.queue_pairs);
+        let interrupts =
+            self.functions.iter().enumerate().filter_map(|(number, function)| {
+                function.interrupts.next_due(|pair| self.queues.vector(number * pairs + pair))
+            });
         interrupts.chain(held).min()
     }
 
@@ -455,7 +473,8 @@ impl Core {
         self.free_slots.push_back(slot);
         self.free_lists.extend(ended.list);
         let number = self.function_of(ended.queue);
-        let qid = (ended.queue % usize::from(self.shape.queue_pairs) + 1) as u16;
+        let pair = ended.queue % usize::from(self.shape.queue_pairs);
+        let qid = (pair + 1) as u16;
         let queue = self.queues.get_mut(ended.queue).expect("a command's queue exists");
         let sqhd = queue.sq_head.into();
         let (index, phase) = queue.advance();
@@ -470,7 +489,7 @@ impl Core {
         around.write_host((queue.cq_base.page() << 12) + u64::from(index) * Cqe::SIZE as u64, entry.as_bytes());
         self.completed += 1;
         if queue.sizes.interrupts() {
-            self.functions[number].interrupts.pend(queue.sizes.vector(), now);
+            self.functions[number].interrupts.pend(pair, now);
         }
     }
 }

@@ -126,6 +126,11 @@ impl Queues {
         self.all.get_mut(queue)
     }
 
+    /// The vector of a queue's interrupts, if it has any.
+    pub(super) fn vector(&self, queue: usize) -> Option<u8> {
+        self.get(queue).filter(|queue| queue.sizes.interrupts()).map(|queue| queue.sizes.vector())
+    }
+
     pub(super) fn ring(&mut self, queue: u16, completion: bool, value: u16) {
         let code = self.all.get_mut(usize::from(queue)).and_then(|queue| queue.ring(completion, value));
         self.faults.extend(code.map(|code| Fault::new().with_valid(true).with_code(code).with_queue(queue)));

@@ -1,6 +1,8 @@
 //! Get Features and Set Features (Base 5.1.11, 5.1.25; NVM 4.1.3).
 
-use millrace_engine::TaskSlot;
+use std::time::Instant;
+
+use millrace_engine::{ShardContext, TaskSlot};
 use millrace_nvme_spec::{
     command::{NamespaceId, Sqe},
     features::{
@@ -17,11 +19,11 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::{
     super::{
-        controller::{CommandToken, Controller},
+        controller::{CommandToken, Controller, Outcome},
         io::limits,
         state::{Cell, NamespaceFeatureState},
     },
-    Progress, done,
+    PATIENCE, Progress, done,
     identify::{RAB, WCTEMP},
     monotonic_millis,
 };
@@ -255,15 +257,67 @@ impl Controller {
         }
         let warnings = self.reported_warnings();
         let cached = self.write_cache_enabled();
+        let turns_off = fid == FeatureId::VOLATILE_WRITE_CACHE && !WriteCacheFeature::from_bits(sqe.cdw11).wce();
+        let flushes = turns_off && (cached || self.repeats);
+        // What was written before has to become durable, and the volume takes no flush now. Nor is it known to be erased: the format may fail.
+        if flushes && self.namespaces.attached().any(|attached| attached.formatting.get()) {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
         let dw0 = self.set_value(fid, sqe)?;
         self.warnings_changed(warnings);
-        let turned_off = fid == FeatureId::VOLATILE_WRITE_CACHE && !self.write_cache_enabled();
-        if turned_off && (cached || self.repeats) {
+        if flushes {
             // Its host flushes no more. What is written from now on is durable when it completes; what was written before has to become so,
             // and what is being written.
+            if self.port.is_some() {
+                return Ok(self.begin_settling(token));
+            }
             return Ok(self.write_caches_back(slot, token, true));
         }
         Ok(done(dw0))
+    }
+
+    /// On a card the engine is told first, so that what it takes from now on is durable; the flush comes when all that it took before has ended.
+    fn begin_settling(&mut self, token: CommandToken) -> Outcome {
+        self.reconcile();
+        if let Some(port) = &mut self.port {
+            port.settle(true);
+        }
+        self.admin.settling.push((token, Instant::now() + PATIENCE));
+        Outcome::Held
+    }
+
+    /// Has who waits for the card go on to the flush. Returns work done.
+    pub(super) fn finish_settling(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        if self.admin.settling.is_empty() {
+            return 0;
+        }
+        if !self.is_card_quiet() {
+            let is_late = self.admin.settling.iter().any(|(_, due)| cx.now() >= *due);
+            if let Some(port) = self.port.as_mut().filter(|_| is_late) {
+                port.call_off();
+            }
+            return 0;
+        }
+        let mut work = 0;
+        while let Some(&(token, _)) = self.admin.settling.first() {
+            // There will be a task another time; the doorbells wait as long.
+            let Some(slot) = cx.reserve() else { return work };
+            self.admin.settling.remove(0);
+            if let Outcome::Done(completion) = self.write_caches_back(slot, token, true) {
+                self.complete(token, completion);
+            }
+            work += 1;
+        }
+        self.forget_settling();
+        work
+    }
+
+    /// Nobody waits for the card any more.
+    pub(super) fn forget_settling(&mut self) {
+        self.admin.settling.clear();
+        if let Some(port) = &mut self.port {
+            port.settle(false);
+        }
     }
 
     fn set_value(&mut self, fid: FeatureId, sqe: &Sqe) -> Result<u32, Status> {

@@ -53,7 +53,9 @@ impl Controller {
         attached.check_writable(&attached.geometry.get())?;
         self.check_rights(&attached, Rights::WRITE)?;
         attached.formatting.set(true);
-        self.admin.jobs.push(token, Work::Format { attached: Rc::clone(&attached), format }, vec![attached]);
+        // Those as well that went another way before.
+        let drain = self.namespaces.other_ways(&attached).chain([Rc::clone(&attached)]).collect();
+        self.admin.jobs.push(token, Work::Format { attached, format }, drain);
         Ok(Outcome::Held)
     }
 }

@@ -104,6 +104,13 @@ impl Jobs {
         self.list.iter().any(|job| job.work.concerns(nsid))
     }
 
+    /// Whether the host was asked to format a namespace: this one, and not what was shown under its identifier before.
+    fn erase(&self, of: &Attached) -> bool {
+        self.list
+            .iter()
+            .any(|job| job.asked && matches!(&job.work, Work::Format { attached, .. } if attached.is_of(&of.namespace)))
+    }
+
     /// Bytes of namespaces that are being created.
     pub(super) fn bytes_in_creation(&self) -> u64 {
         let bytes = |job: &Job| if let Work::Create { bytes, .. } = job.work { bytes } else { 0 };
@@ -162,8 +169,14 @@ impl Controller {
             }
             // It is detached, and the host knows.
             Work::Detach { .. } => {}
-            Work::Format { attached, .. } => attached.formatting.set(false),
+            Work::Format { attached, .. } => self.shown_as(&attached).formatting.set(false),
         }
+    }
+
+    /// Whether a namespace's volume is being formatted, and takes no requests. Before the host was asked for it, the format waits for whatever
+    /// is in flight, and a reset may call it off.
+    pub(crate) fn erases(&self, attached: &Attached) -> bool {
+        self.admin.jobs.erase(attached)
     }
 
     /// Does what the host's answers are for. Returns work done.
@@ -255,7 +268,7 @@ impl Controller {
                 return;
             }
             (Work::Format { attached, .. }, Answer::Done(result)) => {
-                formatted(&attached, result);
+                formatted(&self.shown_as(&attached), result);
                 result.map(|()| 0)
             }
             (Work::Delete { nsids }, Answer::Done(Err(status))) => {
@@ -275,10 +288,18 @@ impl Controller {
         self.finish_job(at, completion);
     }
 
+    /// What commands of now find of a namespace that a job began with: it may be led to on another way since.
+    fn shown_as(&self, attached: &Rc<Attached>) -> Rc<Attached> {
+        let now = self.namespaces.get(attached.nsid);
+        Rc::clone(now.filter(|now| now.is_of(&attached.namespace)).unwrap_or(attached))
+    }
+
     fn created(&mut self, nsid: u32, namespace: Result<Arc<Namespace>, Status>) -> Result<u32, Status> {
         self.namespaces.unreserve(nsid);
         let allocated = Allocated { namespace: namespace?, read_only: false, by_guest: true };
         self.namespaces.allocate(nsid, allocated)?;
+        // Whatever is left of an attachment that was not stored.
+        self.note_attached(nsid, false);
         Ok(nsid)
     }
 

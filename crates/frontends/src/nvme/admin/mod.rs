@@ -27,7 +27,11 @@ mod space;
 
 pub(super) use queues::is_reachable;
 
-use std::{cell::Cell, rc::Rc};
+use std::{
+    cell::Cell,
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
 use millrace_engine::{ShardContext, TaskSlot};
 use millrace_memory::Access;
@@ -47,13 +51,19 @@ use super::{
     data,
     errors::parameter,
     namespace::Attached,
+    registers::Phase,
     status::Completion,
 };
+
+/// How long who turns the write cache off on a card waits for commands that wait themselves: below what an admin command may take.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the admin commands remember beside the state region.
 pub(crate) struct AdminState {
     /// Delete I/O Submission Queue commands that wait for their queue's commands.
     deletions: Vec<(CommandToken, u16)>,
+    /// Who turned the write cache off, until nothing is in flight on the card; and when what still waits there is called off.
+    settling: Vec<(CommandToken, Instant)>,
     /// Work on namespaces under way.
     jobs: jobs::Jobs,
     busy: logs::BusyClock,
@@ -69,6 +79,7 @@ impl AdminState {
     pub(crate) fn new(_config: &Config) -> Self {
         Self {
             deletions: Vec::new(),
+            settling: Vec::new(),
             jobs: jobs::Jobs::default(),
             busy: logs::BusyClock::default(),
             log_read: None,
@@ -145,6 +156,7 @@ impl Controller {
     /// before a shutdown, and how far a controller searches for conflicts is its own affair (Base, Command ID Conflict).
     fn holds(&self, cid: u16) -> bool {
         self.admin.deletions.iter().any(|(token, _)| token.cid == cid)
+            || self.admin.settling.iter().any(|(token, _)| token.cid == cid)
             || self.admin.jobs.tokens().any(|token| token.cid == cid)
             || self.io.running.contains(0, cid)
     }
@@ -166,17 +178,24 @@ impl Controller {
 
     /// Commands that wait without touching guest memory and without a task of theirs that does.
     pub(crate) fn admin_parked(&self) -> u32 {
-        self.state.events.outstanding.get() + (self.admin.deletions.len() + self.admin.jobs.tokens().count()) as u32
+        let waiting = self.admin.deletions.len() + self.admin.settling.len() + self.admin.jobs.tokens().count();
+        self.state.events.outstanding.get() + waiting as u32
+    }
+
+    /// Whether who turned the write cache off on a card can go on.
+    pub(crate) fn has_settled(&self) -> bool {
+        !self.admin.settling.is_empty() && self.phase == Phase::Ready && self.is_card_quiet()
     }
 
     /// The admin commands' part of a turn: what waited and need not wait any more. Returns work done.
     #[inline]
     pub(crate) fn admin_turn(&mut self, cx: &mut ShardContext<'_>) -> usize {
         self.count_busy_time(cx.now());
-        if self.admin.jobs.is_empty() && self.admin.deletions.is_empty() && !self.has_events() {
+        let AdminState { jobs, deletions, settling, .. } = &self.admin;
+        if jobs.is_empty() && deletions.is_empty() && settling.is_empty() && !self.has_events() {
             return 0;
         }
-        self.run_jobs(cx) + self.finish_deletions() + self.deliver_events()
+        self.run_jobs(cx) + self.finish_deletions() + self.finish_settling(cx) + self.deliver_events()
     }
 
     /// Controller Level Reset: forgets the commands that wait, which are not completed, and sets features and events to their
@@ -184,6 +203,7 @@ impl Controller {
     pub(crate) fn admin_reset(&mut self) -> u32 {
         let parked = self.admin_parked();
         self.admin.deletions.clear();
+        self.forget_settling();
         self.reset_jobs();
         self.reset_events();
         self.reset_features();

@@ -157,7 +157,8 @@ impl Controller {
         let attached = self.namespaces.detach(nsid).ok_or(Status::NAMESPACE_NOT_ATTACHED)?;
         self.note_attached(nsid, false);
         host.attachment_changed(&self.config.name, nsid, false);
-        self.admin.jobs.push(token, Work::Detach { nsid }, vec![attached]);
+        let drain = self.namespaces.other_ways(&attached).chain([Rc::clone(&attached)]).collect();
+        self.admin.jobs.push(token, Work::Detach { nsid }, drain);
         Ok(Outcome::Held)
     }
 }

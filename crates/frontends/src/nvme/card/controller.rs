@@ -76,9 +76,6 @@ impl Controller {
                 _ => self.invalid_doorbell(qid, 0),
             }
         }
-        if self.phase == Phase::Ready && self.port.as_mut().is_some_and(|port| port.has_lost_memory(cx.now())) {
-            self.fail("the guest's memory was taken away (its file was truncated)");
-        }
         // Not when nothing has happened: reading the engine's registers takes cycles.
         if work > 0 && self.interrupts.uses_pin() {
             self.refresh_positions();
@@ -120,13 +117,16 @@ impl Controller {
 
     /// Whether a turn finds something to do on the card; doorbells are something for who takes commands.
     pub(crate) fn has_card_work(&mut self, takes: bool) -> bool {
-        self.port.as_ref().is_some_and(|port| port.has_work()) || takes && self.port.is_some() && self.is_card_rung()
+        self.has_settled()
+            || self.port.as_ref().is_some_and(|port| port.has_work())
+            || takes && self.port.is_some() && self.is_card_rung()
     }
 
     /// Has the engine know what guest and operator decided since.
     pub(crate) fn reconcile(&mut self) {
         let (coalescing, durable) = (self.coalescing(), !self.write_cache_enabled());
         let Some(port) = &mut self.port else { return };
+        port.go_on_after_call();
         port.set_interrupts(coalescing);
         let attached = self.namespaces.attached().next().map(Rc::as_ref);
         match port.show(attached, durable) {

@@ -14,14 +14,13 @@ use std::{
     collections::HashMap,
     fs::File,
     io,
-    os::fd::OwnedFd,
     sync::{Arc, atomic::Ordering},
 };
 
 use millrace_block::BlockSize;
-use millrace_engine::ShardContext;
+use millrace_engine::{ShardContext, reaper};
 use millrace_engine_model::{Engine, Shape, map::chip};
-use millrace_memory::{GuestAddress, MapError, Protection};
+use millrace_memory::{GuestAddress, GuestMemory, Loan, MAX_REGIONS, MapError, Protection};
 use millrace_nvme_spec::{
     command::{Cqe, Sqe},
     opcode::NvmOpcode,
@@ -84,9 +83,10 @@ impl Disk {
         let window = File::from(rustix::fs::memfd_create("millrace-card", rustix::fs::MemfdFlags::CLOEXEC)?);
         window.set_len(WINDOW + 8192)?;
         let all = Protection { read: true, write: true };
+        // As many as each guest may have, and the window.
+        controller.memory = GuestMemory::with_room(usize::from(shape.functions) * MAX_REGIONS + 1);
         let mapped = controller.memory.map(GuestAddress(0), WINDOW + 8192, all, Some((window.into(), 0)));
         mapped.map_err(io::Error::other)?;
-        controller.lifecycle.shares_memory = true;
         let pairs = vec![Pair { phase: true, ..Pair::default() }; shape.cores.into()];
         let mut disk =
             Self { number, controller, pairs, entries, latency, namespace: None, users: Vec::new(), next_due: None };
@@ -114,11 +114,6 @@ impl Disk {
         let (part, window) = (u64::from(self.number) * u64::from(self.entries), u64::from(core * chip::WINDOW));
         let sq = window + u64::from(chip::SUBMISSION) + part * Sqe::SIZE as u64;
         (sq, window + u64::from(chip::COMPLETION) + part * Cqe::SIZE as u64)
-    }
-
-    /// Whether a guest has taken memory away.
-    pub(super) fn is_poisoned(&self) -> bool {
-        self.controller.memory.is_poisoned()
     }
 
     // ---- what lies on it --------------------------------------------------------------------------------------------
@@ -152,20 +147,22 @@ impl Disk {
         }
     }
 
-    pub(super) fn map(
-        &mut self,
-        address: u64,
-        size: u64,
-        protection: Protection,
-        backing: (OwnedFd, u64),
-    ) -> Result<(), MapError> {
-        self.controller.memory.map(GuestAddress(address), size, protection, Some(backing))
+    pub(super) fn map(&mut self, address: u64, loan: &Loan) -> Result<(), MapError> {
+        self.controller.memory.map_lent(GuestAddress(address), loan)
     }
 
+    /// Takes a region away of whose function nothing is in flight; others' commands go on.
     pub(super) fn unmap(&mut self, address: u64, size: u64) {
         // A region without a file was never mapped here.
-        let _ = self.controller.memory.unmap(GuestAddress(address), size);
-        self.controller.caches.forget_translations();
+        if self.controller.memory.unmap(GuestAddress(address), size).is_err() {
+            return;
+        }
+        // SAFETY: the engine ends a command when all its disks have, so no command of this disk has a segment of the region
+        // (`Port::unmap` asserts that its function is quiet, and `Port::map` takes away only what nobody was told of). The queues lie
+        // in the window, which stays. Regions that went before were reclaimed then.
+        let regions = unsafe { self.controller.memory.reclaim() };
+        // Unmapping a large guest takes milliseconds.
+        reaper::drop_later(Box::new(regions));
     }
 
     // ---- commands ---------------------------------------------------------------------------------------------------
@@ -228,7 +225,7 @@ impl Disk {
 
     /// Whether a turn finds something to do.
     pub(super) fn has_work(&self) -> bool {
-        self.next_due.is_some() || self.controller.sink.has_results() || self.controller.memory.has_retired()
+        self.next_due.is_some() || self.controller.sink.has_results()
     }
 
     /// When the next completion may go, of those that are there.
@@ -238,8 +235,6 @@ impl Disk {
 
     /// The controller's turn, and completions whose time has come. Returns the work done.
     pub(super) fn turn(&mut self, cx: &mut ShardContext<'_>, engine: &mut dyn Engine, host: &mut HostSide) -> usize {
-        // A guest's memory goes as soon as nothing is in flight: no new command comes in between.
-        self.controller.lifecycle.paused = self.controller.memory.has_retired();
         let mut work = self.controller.turn(cx);
         self.next_due = None;
         for core in 0..self.pairs.len() {

@@ -1,9 +1,9 @@
 //! The host as the engine reaches it: guests' memory by host addresses, interrupts; and what the engine says to its disks.
 
-use std::{collections::VecDeque, os::fd::OwnedFd};
+use std::collections::VecDeque;
 
 use millrace_engine_model::{Around, HostError};
-use millrace_memory::{Access, GuestAddress, GuestMemory, MapError, Protection};
+use millrace_memory::{Access, GuestAddress, GuestMemory, Loan, MAX_REGIONS, MapError};
 use millrace_nvme_spec::command::Cqe;
 use zerocopy::FromBytes;
 
@@ -61,16 +61,11 @@ pub(super) struct HostSide {
 impl HostSide {
     pub(super) fn new(functions: u16) -> Self {
         Self {
-            memory: GuestMemory::new(),
+            memory: GuestMemory::with_room(usize::from(functions) * MAX_REGIONS),
             bells: VecDeque::new(),
             news: vec![News::default(); functions.into()],
             interrupts: 0,
         }
-    }
-
-    /// Whether a guest has taken memory away.
-    pub(super) fn is_poisoned(&self) -> bool {
-        self.memory.is_poisoned()
     }
 
     pub(super) fn has_bells(&self) -> bool {
@@ -95,17 +90,11 @@ impl HostSide {
     }
 
     /// Makes a region reachable by host addresses.
-    pub(super) fn map(
-        &mut self,
-        address: u64,
-        size: u64,
-        protection: Protection,
-        backing: (OwnedFd, u64),
-    ) -> Result<(), MapError> {
-        self.memory.map(GuestAddress(address), size, protection, Some(backing))
+    pub(super) fn map(&mut self, address: u64, loan: &Loan) -> Result<(), MapError> {
+        self.memory.map_lent(GuestAddress(address), loan)
     }
 
-    /// Makes a region unreachable. No disk of ours uses this mapping: the engine's accesses end within its calls.
+    /// Makes a region unreachable. The engine's accesses end within its calls.
     pub(super) fn unmap(&mut self, address: u64, size: u64) {
         // A region without a file was never mapped here.
         let _ = self.memory.unmap(GuestAddress(address), size);

@@ -160,11 +160,6 @@ impl Card {
         Some(at as u8)
     }
 
-    /// Whether a guest has ever taken memory away that it had shared.
-    fn is_poisoned(&self) -> bool {
-        self.host.is_poisoned() || self.disks.iter().any(Disk::is_poisoned)
-    }
-
     /// Whether a turn finds something to do.
     fn has_work(&self) -> bool {
         self.engine.is_busy() || self.host.has_bells() || self.disks.iter().any(Disk::has_work)
@@ -174,7 +169,7 @@ impl Card {
     fn turn(&mut self, cx: &mut ShardContext<'_>) -> usize {
         if !self.has_work() {
             self.clock = cx.now();
-            // A disk may have something to do that does not come from the engine: a region to let go, above all.
+            // A disk may have something to do that does not come from the engine: commands for which it had no task, above all.
             return self.disks.iter_mut().map(|disk| disk.turn(cx, &mut *self.engine, &mut self.host)).sum();
         }
         // Time that was not used is left for the next turn.

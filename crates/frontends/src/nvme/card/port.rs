@@ -3,16 +3,11 @@
 //! What the guest set up is compared with what was last written, and written where it differs: so that every way a change can come
 //! (the guest's commands, the operator's, a reset) ends here.
 
-use std::{
-    cell::RefCell,
-    os::fd::OwnedFd,
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use std::{cell::RefCell, rc::Rc};
 
 use millrace_engine::ShardContext;
 use millrace_engine_model::map::{self, Coalescing, Fault, PageRow, Place, QueueBase, QueueSizes, QueueStatus, fastpath};
-use millrace_memory::{MapError, Protection};
+use millrace_memory::{GuestAddress, GuestMemory, MapError};
 
 use super::{
     Card, CardSpec, StorageFunctions,
@@ -30,8 +25,6 @@ pub(crate) const QUEUE_ENTRIES: u32 = 64;
 pub(crate) const VECTORS: u16 = 32;
 /// Commands of a function in its turn at the arbiter.
 const WEIGHT: u64 = 4;
-/// Between two looks at the files of guests' memory, once one of them has become shorter.
-const LOOK: Duration = Duration::from_millis(10);
 
 /// A queue pair as the guest made it.
 #[derive(Clone, Copy, Debug)]
@@ -47,17 +40,6 @@ struct Region {
     address: u64,
     size: u64,
     writable: bool,
-    /// Where it lies.
-    file: OwnedFd,
-    offset: u64,
-}
-
-impl Region {
-    /// Whether its file has become too short.
-    fn is_gone(&self) -> bool {
-        let len = rustix::fs::fstat(&self.file).map_or(0, |stat| stat.st_size);
-        u64::try_from(len).unwrap_or(0) < self.offset + self.size
-    }
 }
 
 /// See the module.
@@ -73,8 +55,6 @@ pub(crate) struct Port {
     /// Doorbells as they were last passed on, by their index in the page.
     rung: Vec<u32>,
     regions: Vec<Region>,
-    /// When the files of the regions are looked at again.
-    next_look: Instant,
     coalescing: Coalescing,
     /// By queue identifier: whether commands are taken.
     pub(super) enabled: Vec<bool>,
@@ -115,7 +95,6 @@ impl Port {
             shown: Shown::default(),
             rung: vec![0; (usize::from(queues) + 1) * 2],
             regions: Vec::new(),
-            next_look: Instant::now(),
             coalescing: Coalescing::new(),
             enabled: vec![false; usize::from(queues) + 1],
             cq_entries: vec![2; usize::from(queues) + 1],
@@ -283,41 +262,37 @@ impl Port {
 
     // ---- memory -----------------------------------------------------------------------------------------------------
 
-    /// Makes a region of the guest reachable; one without a file is for nobody.
-    pub(crate) fn map(
-        &mut self,
-        address: u64,
-        size: u64,
-        protection: Protection,
-        backing: Option<(&OwnedFd, u64)>,
-    ) -> Result<(), MapError> {
-        let Some((at, (fd, offset))) = host_address(self.function, address.saturating_add(size)).zip(backing) else {
-            return Ok(());
-        };
-        let at = at - size;
+    /// Makes a region of the guest's memory reachable, or a piece of one; what has no file is for nobody.
+    pub(crate) fn map(&mut self, memory: &GuestMemory, address: u64, size: u64) -> Result<(), MapError> {
+        let end = host_address(self.function, address.saturating_add(size));
+        let Some((end, loan)) = end.zip(memory.lend(GuestAddress(address), size)) else { return Ok(()) };
+        let at = end - size;
         let mut card = self.card.borrow_mut();
         let Card { host, disks, .. } = &mut *card;
-        let clone = |fd: &OwnedFd| fd.try_clone().map_err(|source| MapError::Kernel { addr: address, size, source });
-        let file = clone(fd)?;
-        let mut mapped = disks.iter_mut().try_for_each(|disk| disk.map(at, size, protection, (clone(fd)?, offset)));
+        let mut having = 0;
+        let mut mapped = disks.iter_mut().try_for_each(|disk| -> Result<(), MapError> {
+            disk.map(at, &loan)?;
+            having += 1;
+            Ok(())
+        });
         if mapped.is_ok() {
-            mapped = clone(fd).and_then(|fd| host.map(at, size, protection, (fd, offset)));
+            mapped = host.map(at, &loan);
         }
         if let Err(error) = mapped {
             // What one of them could not map, none has.
-            for disk in disks.iter_mut() {
-                disk.unmap(at, size);
-            }
+            disks.iter_mut().take(having).for_each(|disk| disk.unmap(at, size));
             return Err(error);
         }
         drop(card);
-        self.regions.push(Region { address, size, writable: protection.write, file, offset });
+        self.regions.push(Region { address, size, writable: loan.is_writable() });
         self.write_pages(address, size);
         Ok(())
     }
 
     /// Takes the regions of a range away; nothing of the function is in flight.
     pub(crate) fn unmap(&mut self, address: u64, size: u64) {
+        // The disks let the pages go at once, whatever they do for others.
+        assert!(self.is_quiet(), "commands in flight may use the memory of function {}", self.function);
         let last = address.saturating_add(size - 1);
         let is_inside = |known: &Region| known.address >= address && known.address + (known.size - 1) <= last;
         while let Some(at) = self.regions.iter().position(is_inside) {
@@ -326,7 +301,7 @@ impl Port {
         }
     }
 
-    /// A region was taken out of the list.
+    /// A region was taken out of the list, and nothing of the function is in flight.
     fn forget(&mut self, address: u64, size: u64) {
         self.write_pages(address, size);
         let mut card = self.card.borrow_mut();
@@ -337,20 +312,10 @@ impl Port {
 
     /// Takes all memory away; nothing of the function is in flight.
     pub(crate) fn unmap_all(&mut self) {
-        while let Some(Region { address, size, .. }) = self.regions.last() {
-            let (address, size) = (*address, *size);
-            self.unmap(address, size);
+        assert!(self.is_quiet(), "commands in flight may use the memory of function {}", self.function);
+        while let Some(Region { address, size, .. }) = self.regions.pop() {
+            self.forget(address, size);
         }
-    }
-
-    /// Whether the guest took memory away that it had shared. Engine and disks find out for all guests together, and then each
-    /// function is asked, now and then.
-    pub(crate) fn has_lost_memory(&mut self, now: Instant) -> bool {
-        if !self.card.borrow().is_poisoned() || now < self.next_look {
-            return false;
-        }
-        self.next_look = now + LOOK;
-        self.regions.iter().any(Region::is_gone)
     }
 
     /// Whether memory is mapped in the page of 2 MiB that begins there.

@@ -71,6 +71,10 @@ pub(super) struct Shown {
     replicas_leaving: Vec<Rc<Attached>>,
     /// Until when doorbells wait for them.
     patience: Option<Instant>,
+    /// Commands are called off, until nothing is in flight: the engine is told of no disks.
+    called_off: bool,
+    /// Somebody waits until nothing is in flight, and goes on by itself then: the doorbells wait.
+    settles: bool,
 }
 
 /// Why a volume is not where it should be.
@@ -172,6 +176,8 @@ impl Port {
     }
 
     fn write_word(&self, word: usize, value: u64) {
+        let hidden = word == 0 && self.shown.called_off;
+        let value = if hidden { NamespaceWord::from_bits(value).with_disks(0).into_bits() } else { value };
         self.write(map::configuration(self.place.local(), word as u32), value);
     }
 
@@ -180,6 +186,43 @@ impl Port {
         self.program(None);
         self.shown.replicas.clear();
         self.shown.stale = true;
+    }
+
+    // ---- calling off ------------------------------------------------------------------------------------------------
+
+    /// Has commands that wait in the engine, or are yet to be taken, end with Internal Error, to be tried again: for want of a disk, which the
+    /// engine finds before it holds a command for its cap. What the caps have counted stays, or whoever resets would have another burst. The
+    /// first that is held ends when its time comes, one command's time at most, and the others with it.
+    pub(crate) fn call_off(&mut self) {
+        if !self.shown.called_off && !self.is_quiet() {
+            self.shown.called_off = true;
+            self.write_first();
+        }
+    }
+
+    /// Nothing is in flight any more: the disks are there again.
+    pub(crate) fn go_on_after_call(&mut self) {
+        if self.shown.called_off && self.is_quiet() {
+            self.shown.called_off = false;
+            self.write_first();
+        }
+    }
+
+    /// Writes word 0 again; where nothing is shown, all commands end anyway.
+    fn write_first(&self) {
+        if let Some(known) = &self.shown.programmed {
+            self.write_word(0, known.words[0]);
+        }
+    }
+
+    /// Whether a write goes to several disks: legs of one command cannot be called off together, and its volumes would differ then.
+    pub(crate) fn writes_to_several(&self) -> bool {
+        !self.shown.replicas.is_empty() || !self.shown.replicas_leaving.is_empty()
+    }
+
+    /// From now on doorbells wait, or do not any more.
+    pub(crate) fn settle(&mut self, on: bool) {
+        self.shown.settles = on;
     }
 
     // ---- what goes --------------------------------------------------------------------------------------------------
@@ -192,12 +235,15 @@ impl Port {
 
     /// Whether something is to be done once nothing is in flight.
     pub(super) fn waits_for_quiet(&self) -> bool {
-        let Shown { awaited, stale, leaving, replicas_leaving, .. } = &self.shown;
-        *awaited != 0 || *stale || !leaving.is_empty() || !replicas_leaving.is_empty()
+        let Shown { awaited, stale, leaving, replicas_leaving, called_off, .. } = &self.shown;
+        *awaited != 0 || *stale || *called_off || !leaving.is_empty() || !replicas_leaving.is_empty()
     }
 
     /// Whether the guest's doorbells wait for that: a guest that always has something in flight would put it off for ever.
     pub(crate) fn holds_doorbells(&self) -> bool {
+        if self.shown.called_off || self.shown.settles {
+            return true;
+        }
         let is_patient = || self.shown.patience.is_some_and(|end| Instant::now() < end);
         self.waits_for_quiet() && (self.shown.programmed.is_none() || is_patient())
     }

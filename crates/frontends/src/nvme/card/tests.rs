@@ -1,7 +1,9 @@
 //! Guests on an engine: the software one, or with the feature `sim` the simulated one (`make hw-test`).
 
 mod alike;
+mod calls;
 mod changes;
+mod several;
 mod space;
 
 use std::{
@@ -295,6 +297,7 @@ fn all_regions_of_a_range_go_together() {
         sqe.dptr = DataPointer::prps(at, 0);
         if at == 0 {
             // Nowhere: the others go.
+            guest.settle();
             guest.controller.port.as_mut().expect("it is on a card").unmap(first, 4 << 20);
         }
         guest.command(1, sqe).status().code()

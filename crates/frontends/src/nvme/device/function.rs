@@ -1,7 +1,7 @@
 //! The PCI function as vfio-user clients see it: regions, interrupts, memory, reset.
 
 use std::{
-    os::fd::AsFd,
+    os::fd::{AsFd, OwnedFd},
     time::{Duration, Instant},
 };
 
@@ -10,7 +10,7 @@ use millrace_memory::{GuestAddress, MapError, Protection};
 use millrace_nvme_spec::registers::offset;
 use millrace_vfio_user::{
     Connection, ConnectionError, Device, DeviceInfo, DmaMap, DmaUnmap, Errno, IrqInfo, IrqSet, LogRange, Migration,
-    MigrationState, MmapArea, Outcome, Progress, RegionFlags, RegionInfo, RequestId, pci,
+    MigrationState, MmapArea, Outcome, Progress, Received, RegionFlags, RegionInfo, RequestId, pci,
 };
 
 use crate::log_limit::LogLimit;
@@ -106,6 +106,19 @@ fn errno_of(error: &MapError) -> Errno {
     }
 }
 
+/// What a region's memory is mapped from.
+fn backing(map: &DmaMap) -> Result<Option<(OwnedFd, u64)>, MapError> {
+    let Some(fd) = map.fd.as_deref() else { return Ok(None) };
+    let (addr, size) = (map.address, map.size);
+    // Before there is a copy, which ends here: only memory files have seals, and closing a copy of theirs waits for nobody.
+    if rustix::fs::fcntl_get_seals(fd).is_err() {
+        return Err(MapError::NotMemory { addr, size });
+    }
+    // With the last descriptor of a file that is refused all of its memory goes: that is not to be this one.
+    let fd = fd.try_clone().map_err(|source| MapError::Kernel { addr, size, source })?;
+    Ok(Some((fd, map.offset)))
+}
+
 /// The controller during one call of the connection.
 pub(super) struct Function<'a> {
     pub(super) controller: &'a mut Controller,
@@ -196,27 +209,28 @@ impl Device for Function<'_> {
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno> {
         let protection = Protection { read: map.readable, write: map.writable };
         if self.again && self.is_mapped(map.address, map.size) {
+            self.controller.release();
             return Ok(());
         }
-        let backing = match &map.fd {
-            Some(fd) => {
-                Some((fd.try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))?, map.offset))
-            }
-            None => None,
-        };
-        let mut mapped = self.controller.memory.map(GuestAddress(map.address), map.size, protection, backing);
+        let memory = &mut self.controller.memory;
+        let mut mapped =
+            backing(&map).and_then(|backing| memory.map(GuestAddress(map.address), map.size, protection, backing));
         if let Some(port) = self.controller.port.as_mut().filter(|_| mapped.is_ok()) {
-            mapped = port.map(map.address, map.size, protection, map.fd.as_ref().map(|fd| (fd, map.offset)));
+            mapped = port.map(&self.controller.memory, map.address, map.size);
             if mapped.is_err() {
                 // What the card cannot map the controller has not, either: the client may try again.
                 let _ = self.controller.memory.unmap(GuestAddress(map.address), map.size);
             }
         }
         if let Some(client) = self.controller.client.as_ref().filter(|_| mapped.is_ok()) {
-            client.add_region(map.address, map.size, protection, map.fd.as_ref().map(|fd| (fd, map.offset)));
+            client.add_region(map.address, map.size, protection, map.fd.as_deref().map(|fd| (fd, map.offset)));
         }
         self.controller.caches.forget_translations();
         self.controller.release();
+        if mapped.is_ok() {
+            // The mapping has the file: this is not its end, and need not wait behind what others have handed in.
+            drop(map.fd.map(Received::into_inner));
+        }
         mapped.map_err(|error| {
             if let Some(suppressed) = self.log.admit() {
                 let device = &self.controller.config.name;

@@ -24,14 +24,14 @@ use millrace_nvme_spec::{
     registers::offset,
     status::Status,
 };
-use millrace_vfio_user::{Client, DmaUnmap, Mapping, RegionFlags, pci};
+use millrace_vfio_user::{Client, DmaMap, DmaUnmap, Mapping, RegionFlags, pci};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
 use crate::nvme::{
     StorageFunctions,
-    fixture::{HeldVolume, TestHost, identity, sqe, test_card, test_config},
+    fixture::{FakeGuest, HeldVolume, MEMORY_BASE, MEMORY_SIZE, TestHost, identity, sqe, test_card, test_config},
     pci::{BAR0_SIZE, BAR4_SIZE},
 };
 
@@ -529,6 +529,34 @@ fn an_unmap_has_what_only_waits_for_its_turn_called_off() {
     assert!(!guest.flush().status().is_success(), "commands are taken again");
 }
 
+/// What waits in the engine of a card, too. (The simulated one's time goes too slowly for a cap that outlasts an unmap's patience.)
+#[cfg(not(feature = "sim"))]
+#[test]
+fn an_unmap_has_what_waits_for_a_cap_called_off() {
+    let daemon = Daemon::start();
+    let functions = StorageFunctions { iops: Some(2), ..StorageFunctions::default() };
+    let key = daemon.add(Config { card: Some(test_card(1)), functions, ..config("disk", DoorbellMode::Shared) });
+    let volume = MemoryVolume::create("volume", 1 << 20, BlockSize::B512).expect("a volume");
+    let namespace = Namespace::new(volume, identity(1), false);
+    daemon.with(key, move |device, _| device.attach(None, namespace, false)).expect("attached");
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+    guest.create_queues();
+    guest.map_more();
+    let mut read = sqe(NvmOpcode::READ.0, 1);
+    read.dptr = DataPointer::prps(BASE + 0x8000, 0);
+    (1..ENTRIES).for_each(|_| guest.submit(1, read));
+    assert!(guest.wait(1).status().is_success(), "the first does not wait");
+    guest.client.dma_unmap(DmaUnmap::Range { address: BASE + SIZE, size: SIZE }).expect("unmapped");
+    let ends: Vec<Status> = (2..ENTRIES).map(|_| guest.wait(1).status()).collect();
+    let is_off = |status: &Status| (status.code(), status.dnr()) == (Status::INTERNAL_ERROR, false);
+    assert!(ends.iter().any(is_off) && ends.iter().all(|status| status.is_success() || is_off(status)), "{ends:?}");
+    let status = daemon.status(key);
+    assert_eq!((status.phase, status.memory_regions), (DevicePhase::Ready, 1));
+    guest.submit(1, read);
+    assert!(guest.wait(1).status().is_success(), "the volume is there again");
+}
+
 /// A client that splits a region sends the unmap and the maps in one go, however many they are.
 #[test]
 fn no_command_is_taken_between_an_unmap_and_what_was_sent_behind_it() {
@@ -733,6 +761,32 @@ fn namespaces_come_and_go_by_the_operators_word() {
 }
 
 #[test]
+fn a_waiting_device_says_what_its_guest_misses_and_tells_it_what_it_lost() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+    daemon.with(key, |device, _| {
+        device.controller.note_attached(2, true);
+        assert_eq!(device.misses(&[1, 2]), None, "it does not wait");
+        device.waits = true;
+        assert_eq!(device.misses(&[1, 2]), Some(vec![2]), "the guest had detached the other one, or never had it");
+        device.give_up(1);
+        device.give_up(2);
+        assert_eq!(device.misses(&[1, 2]), Some(vec![]));
+        assert_eq!(device.controller.state.logs.changed_namespaces[0].get(), 1 << 2);
+    });
+    // A guest that is gone waits for nothing.
+    drop(guest);
+    let limit = Instant::now() + PATIENCE;
+    while daemon.with(key, |device, _| device.misses(&[])).is_some() {
+        assert!(Instant::now() < limit, "waited in vain for the guest's end");
+    }
+    daemon.with(key, NvmeDevice::resume);
+    daemon.until(key, "nobody", |status| !status.connected);
+}
+
+#[test]
 fn a_first_volume_has_to_fit_the_replicas_that_are_there() {
     let daemon = Daemon::start();
     let functions = StorageFunctions { replicate: true, ..StorageFunctions::default() };
@@ -754,6 +808,51 @@ fn a_first_volume_has_to_fit_the_replicas_that_are_there() {
         }
         assert_eq!(device.attach(Some(1), good, false).expect("it fits"), 1);
     });
+}
+
+/// The worker before this one may have ended between a change of the operator's and the notice of it.
+#[test]
+fn a_device_that_takes_over_tells_its_guest_to_look_again() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    daemon.attach_held(key);
+    let told = daemon.with(key, |device, cx| {
+        let told = |device: &NvmeDevice| device.controller.state.logs.changed_namespaces[0].replace(0);
+        told(device);
+        // An attachment that was not stored.
+        device.controller.note_attached(5, true);
+        [true, false].map(|waits| {
+            device.waits = waits;
+            device.resume(cx);
+            told(device)
+        })
+    });
+    assert_eq!(told, [1 << 1 | 1 << 5, 0]);
+    // Without a guest nobody has seen it; it is not to be there for the next one, either.
+    let namespace =
+        Namespace::new(MemoryVolume::create("own", 1 << 20, BlockSize::B512).expect("a volume"), identity(6), false);
+    let attached = daemon.with(key, move |device, _| {
+        device.controller.note_attached(6, true);
+        device.restore(6, namespace, false).expect("a free identifier");
+        device.controller.was_attached(6)
+    });
+    assert!(!attached);
+}
+
+/// Its worker has ended when the last of the machine's memory was mapped, and before it answered.
+#[test]
+fn a_restored_state_goes_on_though_its_last_map_comes_twice() {
+    let config = || Config { migration: true, ..test_config() };
+    let mut source = FakeGuest::new(config());
+    source.enable();
+    let state = source.controller.save();
+    let mut guest = FakeGuest::new(config());
+    guest.controller.hold_saved(&state).expect("it fits");
+    let map = DmaMap { address: MEMORY_BASE, size: MEMORY_SIZE, offset: 0, readable: true, writable: true, fd: None };
+    let (mut waiting, mut log) = (None, LogLimit::default());
+    let mut function = Function { controller: &mut guest.controller, waiting: &mut waiting, log: &mut log, again: true };
+    assert_eq!(millrace_vfio_user::Device::dma_map(&mut function, map), Ok(()));
+    assert!(!guest.controller.awaits_guest());
 }
 
 #[test]

@@ -44,10 +44,14 @@ fn change(index: u32, start: u32, count: u32, action: IrqAction, data: IrqData<'
     IrqSet { index, start, count, action, data }
 }
 
+fn eventfds(fds: Vec<OwnedFd>) -> IrqData<'static> {
+    IrqData::Eventfds(fds.into_iter().map(Received::from).collect())
+}
+
 /// A controller's interrupts with every vector wired.
 fn wired(guest: &mut FakeGuest) -> Wires {
     let (wires, theirs) = wires(9);
-    let set = change(irq::IRQ_MSIX, 0, 9, IrqAction::Trigger, IrqData::Eventfds(theirs));
+    let set = change(irq::IRQ_MSIX, 0, 9, IrqAction::Trigger, eventfds(theirs));
     guest.controller.interrupts.set_irqs(set).expect("eventfds are accepted");
     wires
 }
@@ -144,14 +148,17 @@ fn masks_by_flags_touch_only_the_vectors_that_are_flagged() {
 fn only_eventfds_are_accepted() {
     let mut guest = FakeGuest::new(test_config());
     let (_reader, writer) = rustix::pipe::pipe().expect("a pipe");
-    for (index, action) in
-        [(irq::IRQ_MSIX, IrqAction::Trigger), (irq::IRQ_INTX, IrqAction::Trigger), (irq::IRQ_INTX, IrqAction::Unmask)]
-    {
+    for (index, action) in [
+        (irq::IRQ_MSIX, IrqAction::Trigger),
+        (irq::IRQ_INTX, IrqAction::Trigger),
+        (irq::IRQ_INTX, IrqAction::Unmask),
+        (irq::IRQ_ERR, IrqAction::Trigger),
+    ] {
         let fd = writer.try_clone().expect("a descriptor");
-        let set = change(index, 0, 1, action, IrqData::Eventfds(vec![fd]));
+        let set = change(index, 0, 1, action, eventfds(vec![fd]));
         assert_eq!(guest.controller.interrupts.set_irqs(set), Err(Errno::INVAL), "{index} {action:?}");
     }
-    let set = change(irq::IRQ_MSIX, 0, 1, IrqAction::Mask, IrqData::Eventfds(vec![new_eventfd()]));
+    let set = change(irq::IRQ_MSIX, 0, 1, IrqAction::Mask, eventfds(vec![new_eventfd()]));
     assert_eq!(guest.controller.interrupts.set_irqs(set), Err(Errno::INVAL));
     let set = change(irq::IRQ_MSI, 0, 0, IrqAction::Trigger, IrqData::None);
     assert_eq!(guest.controller.interrupts.set_irqs(set), Err(Errno::INVAL));
@@ -270,7 +277,7 @@ fn coalesced_completions_of_real_commands_come_with_fewer_interrupts() {
 fn wire_pin(guest: &mut FakeGuest) -> OwnedFd {
     let eventfd = new_eventfd();
     let theirs = vec![eventfd.try_clone().expect("a descriptor")];
-    let set = change(irq::IRQ_INTX, 0, 1, IrqAction::Trigger, IrqData::Eventfds(theirs));
+    let set = change(irq::IRQ_INTX, 0, 1, IrqAction::Trigger, eventfds(theirs));
     guest.controller.interrupts.set_irqs(set).expect("accepted");
     eventfd
 }
@@ -361,7 +368,7 @@ fn a_clients_eventfd_unmasks_the_pin() {
     assert_eq!(take(&pin), 1);
     let resample = new_eventfd();
     let theirs = vec![resample.try_clone().expect("a descriptor")];
-    let set = change(irq::IRQ_INTX, 0, 1, IrqAction::Unmask, IrqData::Eventfds(theirs));
+    let set = change(irq::IRQ_INTX, 0, 1, IrqAction::Unmask, eventfds(theirs));
     guest.controller.interrupts.set_irqs(set).expect("accepted");
     assert!(guest.controller.interrupts.take_pin_change() && guest.controller.interrupts.pin_unmask().is_some());
     assert!(!guest.controller.interrupts.take_pin_change(), "told once");
@@ -372,6 +379,22 @@ fn a_clients_eventfd_unmasks_the_pin() {
     guest.controller.interrupts.unmask_pin();
     guest.settle();
     assert_eq!(take(&pin), 1);
+}
+
+/// The worker may end when it has read that eventfd empty, and before it has said so.
+#[test]
+fn an_unmask_that_was_read_and_not_remembered_is_made_up_for() {
+    let (mut guest, pin) = guest_with_completion();
+    assert_eq!(take(&pin), 1);
+    let resample = new_eventfd();
+    for (unmask, signals) in [(Some(&resample), 1), (None, 0)] {
+        let clone = |fd: &OwnedFd| fd.try_clone().expect("a descriptor");
+        let (pin_masked, unmask) = (true, unmask.map(clone));
+        let wiring = Wiring { vectors: Vec::new(), masked: [0; WORDS], pin: Some(clone(&pin)), pin_masked, unmask };
+        guest.controller.interrupts.take_over(wiring);
+        guest.settle();
+        assert_eq!(take(&pin), signals, "the level is asserted; with another eventfd to unmask it: {}", signals == 1);
+    }
 }
 
 // ---- shadow doorbells -----------------------------------------------------------------------------------------------

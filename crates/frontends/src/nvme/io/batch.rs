@@ -113,14 +113,14 @@ impl View {
         let [lba, cdw12] = sq.read_words(at + SLBA);
         if NvmOpcode(opcode) == NvmOpcode::READ && nsid == self.nsid as u8 {
             let count = BlockCount(u64::from(ReadWriteCdw12::from_bits(cdw12 as u32).nlb_z()) + 1);
-            self.prefetch = self.attached.namespace.volume.prefetch(Lba(lba), count);
+            self.prefetch = self.attached.volume.prefetch(Lba(lba), count);
         }
     }
 
     /// Has the volume bring near what a command reads that was checked.
     fn prefetch_for(&mut self, plain: &Plain) {
         if !plain.transfer.is_write() {
-            self.prefetch = self.attached.namespace.volume.prefetch(plain.lba, plain.count);
+            self.prefetch = self.attached.volume.prefetch(plain.lba, plain.count);
         }
     }
 
@@ -265,7 +265,7 @@ impl Controller {
                 Request { operation: transfer.into(), lba, count, segments: std::slice::from_ref(&segments[at]) }
             });
             let view = batch.view.as_mut().expect("a plain command has a namespace");
-            done = view.attached.namespace.volume.submit_many(&mut requests[..count]);
+            done = view.attached.volume.submit_many(&mut requests[..count]);
             if done == 0 {
                 view.together = false;
                 view.attached.apart.set(APART);
@@ -298,12 +298,13 @@ impl Controller {
                 [one] => cx.scratch.copy_slice(&[*one]),
                 segments => cx.scratch.copy_slice(segments),
             };
-            match attached.namespace.volume.submit(cx, Request { operation: transfer.into(), lba, count, segments }) {
+            match attached.volume.submit(cx, Request { operation: transfer.into(), lba, count, segments }) {
                 // By itself, so that nothing but the tags is loaded.
                 Step::Done(Ok(())) => Launch::Done(Ok(())),
                 Step::Done(result) => Launch::Done(result),
                 Step::Wait(future) => {
-                    let finish = Finish::new(attached, sink, batch.token(plain));
+                    let begin = if transfer.is_write() { Finish::new } else { Finish::of_reader };
+                    let finish = begin(attached, sink, batch.token(plain));
                     let entered = transfer.is_write().then(|| attached.namespace.gate.enter_again());
                     wait(cx, async move {
                         let result = future.await;
@@ -583,7 +584,7 @@ fn resolve(
             }
             return Ok(());
         }
-    } else {
+    } else if matches!(sqe.flags.psdt(), Psdt::SGL_MPTR_CONTIGUOUS | Psdt::SGL_MPTR_SGL) {
         let block = sqe.dptr.sgl1();
         if block.identifier == SglIdentifier::new().with_kind(SglType::DATA_BLOCK) && u64::from(block.length) == bytes {
             segments.push(memory.translate(GuestAddress(block.address), bytes, access).map_err(|_| NotPlain)?);

@@ -182,7 +182,7 @@ async fn copy_all(
     if durable {
         // A copy has no forced unit access of its own.
         let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
-        return super::task::of_result(writer.attached.namespace.volume.submit(cx, request).await);
+        return super::task::of_result(writer.attached.volume.submit(cx, request).await);
     }
     Completion::SUCCESS
 }
@@ -199,7 +199,8 @@ async fn copy_range(cx: TaskContext<'_>, writer: &Writer<'_>, target: Lba, sourc
         if same {
             writer.piece(cx, Operation::Copy { source: from }, to, count).await?;
         } else {
-            copy_across(cx, writer, source, from, to, count).await?;
+            // Placed, so that every command's future stays small.
+            cx.scratch.place_future(copy_across(cx, writer, source, from, to, count)).await?;
         }
         yield_now().await;
     }
@@ -229,9 +230,10 @@ async fn copy_across(
     let segments = [buffer.segment((count.0 << writer.geometry.block_size.shift()) as usize)];
     let read = Request { operation: Operation::Read, lba: from, count, segments: &segments };
     let cx = cx.deeper();
-    source.attached.namespace.volume.submit(cx, read).await?;
+    // Each with its own arena: what a volume leaves in one must not pile up over thousands of pieces.
+    source.attached.volume.submit(cx.with_scratch(&cx.scratch.carve_rest()), read).await?;
     let write = Request { operation: Operation::Write { fua: false }, lba: to, count, segments: &segments };
-    let result = namespace.volume.submit(cx, write).await;
+    let result = writer.attached.volume.submit(cx.with_scratch(&cx.scratch.carve_rest()), write).await;
     namespace.written(result, to, count);
     Ok(result?)
 }

@@ -239,7 +239,7 @@ impl Controller {
                 let compare = request(Operation::Compare, data);
                 let result = match namespace.unchanged(&blocks.geometry) {
                     Ok(()) if compared => Ok(()),
-                    Ok(()) => carry_out_either(cx, namespace, compare, blocks, expected.map(|it| (it, &**tags))).await,
+                    Ok(()) => carry_out_either(cx, attached, compare, blocks, expected.map(|it| (it, &**tags))).await,
                     Err(error) => Err(error.into()),
                 };
                 if result.is_ok() {
@@ -252,7 +252,7 @@ impl Controller {
                     return second.complete(Completion::error(Status::ABORTED_FAILED_FUSED));
                 }
                 let tagged = protection.map(|protection| (protection, metadata));
-                let result = carry_out_either(cx, namespace, request(write, segments), blocks, tagged).await;
+                let result = carry_out_either(cx, attached, request(write, segments), blocks, tagged).await;
                 if result.is_ok() {
                     namespace.written(Ok(()), blocks.lba, blocks.count);
                 }

@@ -230,7 +230,8 @@ fn overlap(a: Range, b: Range) -> bool {
     a.0 < b.1 && b.0 < a.1
 }
 
-async fn pause(cx: TaskContext<'_>, tries: &mut u32) {
+/// Lets others go on before another look.
+pub(super) async fn pause(cx: TaskContext<'_>, tries: &mut u32) {
     *tries += 1;
     if *tries <= EAGER {
         yield_now().await;

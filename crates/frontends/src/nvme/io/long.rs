@@ -108,7 +108,7 @@ impl Writer<'_> {
         }
         namespace.unchanged(&self.geometry)?;
         let request = Request { operation, lba, count, segments: &[] };
-        let result = namespace.volume.submit(cx, request).await;
+        let result = self.attached.volume.submit(cx, request).await;
         // Blocks that were deallocated read as zeroes only where the volume says so.
         if operation != Operation::Deallocate || self.geometry.deallocate {
             namespace.written(result, lba, count);
@@ -319,7 +319,7 @@ async fn read_through(cx: TaskContext<'_>, attached: &Attached, blocks: Blocks, 
         let segments = [buffer.segment((count.0 << geometry.block_size.shift()) as usize)];
         let lba = Lba(blocks.lba.0 + at);
         let request = Request { operation: Operation::Read, lba, count, segments: &segments };
-        attached.namespace.volume.submit(cx.deeper(), request).await?;
+        attached.volume.submit(cx.deeper(), request).await?;
         drop(buffer);
         yield_now().await;
     }

@@ -123,11 +123,7 @@ impl Controller {
             return;
         }
         let ended = namespace.reservations().end_session(self.config.cntlid);
-        let Some(notices) = ended else { return };
-        namespace.reservations_changed();
-        if let Some(notices) = namespace.notices.add(&notices) {
-            self.host.reservation_notice(namespace, &notices);
-        }
+        namespace.registrations_ended(ended, &*self.host);
     }
 
     /// As [`Self::end_registrations`], of all namespaces.

@@ -179,10 +179,10 @@ impl Piece {
         Ok(())
     }
 
-    async fn submit(&self, cx: TaskContext<'_>, namespace: &Namespace, operation: Operation) -> Result<(), BlockError> {
+    async fn submit(&self, cx: TaskContext<'_>, attached: &Attached, operation: Operation) -> Result<(), BlockError> {
         let (lba, count) = (self.lba, BlockCount(self.count));
         let request = TaggedRequest { operation, lba, count, data: self.data, metadata: self.metadata };
-        namespace.volume.submit_tagged(cx.deeper(), request).await
+        attached.volume.submit_tagged(cx.deeper(), request).await
     }
 }
 
@@ -223,9 +223,9 @@ fn unchanged(namespace: &Namespace, geometry: &Geometry, format: MetadataFormat)
 }
 
 /// Carries out a read, write or compare; a write inside the gate.
-pub(super) async fn carry_out(cx: TaskContext<'_>, namespace: &Namespace, transfer: &Transfer<'_>) -> Result<(), Failure> {
+pub(super) async fn carry_out(cx: TaskContext<'_>, attached: &Attached, transfer: &Transfer<'_>) -> Result<(), Failure> {
     let Transfer { operation, blocks, protection, .. } = *transfer;
-    unchanged(namespace, &blocks.geometry, protection.format)?;
+    unchanged(&attached.namespace, &blocks.geometry, protection.format)?;
     let is_long = blocks.count.0 > in_buffer(&blocks.geometry);
     if is_long && operation.is_write() && protection.checks() && !protection.acts() {
         let mut guest = Guest::of(transfer);
@@ -241,9 +241,9 @@ pub(super) async fn carry_out(cx: TaskContext<'_>, namespace: &Namespace, transf
         let piece = Piece::take(cx, &blocks.geometry, Lba(blocks.lba.0 + first), count).await;
         if operation.is_write() {
             piece.gather(&mut guest, first).map_err(Failure::Check)?;
-            piece.submit(cx, namespace, operation).await?;
+            piece.submit(cx, attached, operation).await?;
         } else {
-            piece.submit(cx, namespace, Operation::Read).await?;
+            piece.submit(cx, attached, Operation::Read).await?;
             match operation {
                 Operation::Compare => piece.compare(&mut guest, first)?,
                 _ => piece.scatter(&mut guest, first).map_err(Failure::Check)?,
@@ -260,16 +260,16 @@ pub(super) async fn carry_out(cx: TaskContext<'_>, namespace: &Namespace, transf
 /// Carries out a command with its metadata, if it has any.
 pub(super) async fn carry_out_either(
     cx: TaskContext<'_>,
-    namespace: &Namespace,
+    attached: &Attached,
     request: Request<'_>,
     blocks: Blocks,
     tagged: Option<(Protection, &[Segment])>,
 ) -> Result<(), Failure> {
     match tagged {
-        None => Ok(namespace.volume.submit(cx, request).await?),
+        None => Ok(attached.volume.submit(cx, request).await?),
         Some((protection, metadata)) => {
             let transfer = Transfer { operation: request.operation, blocks, protection, data: request.segments, metadata };
-            cx.scratch.place_future(carry_out(cx, namespace, &transfer)).await
+            cx.scratch.place_future(carry_out(cx, attached, &transfer)).await
         }
     }
 }
@@ -282,12 +282,11 @@ pub(super) async fn verify(
     protection: Protection,
     finish: &Finish<'_>,
 ) -> Result<(), Failure> {
-    let namespace = &attached.namespace;
     for (first, count) in pieces(&blocks.geometry, blocks.count) {
         check_wanted(finish, attached)?;
-        unchanged(namespace, &blocks.geometry, protection.format)?;
+        unchanged(&attached.namespace, &blocks.geometry, protection.format)?;
         let piece = Piece::take(cx, &blocks.geometry, Lba(blocks.lba.0 + first), count).await;
-        piece.submit(cx, namespace, Operation::Read).await?;
+        piece.submit(cx, attached, Operation::Read).await?;
         (0..count).try_for_each(|number| piece.check(&protection, number, first)).map_err(Failure::Check)?;
         drop(piece);
         yield_now().await;
@@ -343,8 +342,7 @@ pub(super) async fn copy(
         }
         let _entered = enter(cx, writer, to, count, sides.write.format).await?;
         check_wanted(writer.finish, source)?;
-        let source = &source.namespace;
-        unchanged(source, &writer.geometry, sides.read.format)?;
+        unchanged(&source.namespace, &writer.geometry, sides.read.format)?;
         let mut piece = Piece::take(cx, &writer.geometry, from, count).await;
         piece.submit(cx, source, Operation::Read).await?;
         let before = sides.before + first;
@@ -385,7 +383,7 @@ async fn enter<'w>(
 
 async fn write(cx: TaskContext<'_>, writer: &Writer<'_>, piece: &Piece, operation: Operation) -> Result<(), Failure> {
     let namespace = &writer.attached.namespace;
-    let result = piece.submit(cx, namespace, operation).await;
+    let result = piece.submit(cx, writer.attached, operation).await;
     namespace.written(result, piece.lba, BlockCount(piece.count));
     Ok(result?)
 }
@@ -397,7 +395,7 @@ async fn write_inside(cx: TaskContext<'_>, attached: &Attached, host: &HostKey, 
     if !namespace.rights_of(host).contain(Rights::WRITE) {
         return Failure::Reservation.into();
     }
-    let result = carry_out(cx, namespace, transfer).await;
+    let result = carry_out(cx, attached, transfer).await;
     if result.is_ok() {
         namespace.written(Ok(()), blocks.lba, blocks.count);
     }
@@ -430,7 +428,7 @@ impl Controller {
                 let completion = if is_write {
                     write_inside(cx, attached, &host, &transfer).await
                 } else {
-                    Failure::completion(carry_out(cx, &attached.namespace, &transfer).await)
+                    Failure::completion(carry_out(cx, attached, &transfer).await)
                 };
                 finish.complete(completion);
             })

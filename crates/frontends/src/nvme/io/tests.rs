@@ -9,7 +9,7 @@ mod protection;
 mod reserve;
 mod together;
 
-use std::{sync::Arc, time::Duration};
+use std::{rc::Rc, sync::Arc, time::Duration};
 
 use millrace_backends::{
     MemoryVolume,
@@ -18,6 +18,7 @@ use millrace_backends::{
 use millrace_block::{BlockError, BlockSize};
 use millrace_nvme_spec::{
     command::{CommandFlags, Cqe, Fuse, Psdt, Sqe},
+    features::FeatureId,
     nvm::ReadWriteCdw12,
     opcode::{AdminOpcode, NvmOpcode},
     sgl::SglDescriptor,
@@ -30,6 +31,7 @@ use super::super::{
     fixture::{FakeGuest, MEMORY_BASE, MEMORY_SIZE, PAGE, sqe, test_config},
     namespace::{Allocated, Namespace},
 };
+use super::task::InFlight;
 
 /// Bytes of the volumes here.
 const SIZE: u64 = 8 << 20;
@@ -216,6 +218,30 @@ fn commands_that_wait_are_counted_until_they_end() {
         succeeds(guest.wait_for(1, cid));
     }
     assert_eq!((in_flight(&guest), guest.controller.in_flight), (0, 0));
+}
+
+/// Otherwise a busy guest's would never end.
+#[test]
+fn turning_the_write_cache_off_waits_for_what_is_in_flight_then_and_for_nothing_later() {
+    let mut guest = guest(BlockSize::B512);
+    let attached = Rc::clone(guest.controller.namespaces.get(1).expect("attached"));
+    for _ in 0..2 {
+        let before = InFlight::new(&attached);
+        let mut off = sqe(AdminOpcode::SET_FEATURES.0, 0);
+        (off.cdw10, off.cdw11) = (FeatureId::VOLATILE_WRITE_CACHE.0.into(), 0);
+        let off = guest.submit(0, off);
+        guest.step_until("it to be taken", |guest| in_flight(guest) == 2);
+        let later = InFlight::new(&attached);
+        for _ in 0..100 {
+            guest.step();
+        }
+        assert!(guest.poll(0).is_none(), "a command is in flight");
+        drop(before);
+        succeeds(guest.wait_for(0, off));
+        drop(later);
+        guest.controller.state.features.write_cache.set(1);
+    }
+    assert_eq!(in_flight(&guest), 0);
 }
 
 #[test]

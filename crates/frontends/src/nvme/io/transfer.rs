@@ -18,7 +18,7 @@ use super::{
         status::Completion,
     },
     Blocks,
-    task::{Finish, InFlight, of_result, wait},
+    task::{Finish, InFlight, of_result, outlive, wait},
 };
 
 impl Controller {
@@ -89,10 +89,10 @@ impl Controller {
             let attached = cx.scratch.keep(attached);
             let segments = cx.scratch.copy_slice(segments);
             let request = Request { operation, lba: blocks.lba, count: blocks.count, segments };
-            match attached.namespace.volume.submit(cx, request) {
+            match attached.volume.submit(cx, request) {
                 Step::Done(result) => Launch::Done(of_result(result)),
                 Step::Wait(future) => {
-                    let finish = Finish::new(attached, sink, token);
+                    let finish = Finish::of_reader(attached, sink, token);
                     wait(cx, async move { finish.end(future.await) })
                 }
             }
@@ -124,7 +124,7 @@ impl Controller {
                         return finish.complete(Completion::error(Status::RESERVATION_CONFLICT));
                     }
                     let result = match namespace.unchanged(&blocks.geometry) {
-                        Ok(()) => namespace.volume.submit(cx, request).await,
+                        Ok(()) => attached.volume.submit(cx, request).await,
                         Err(error) => Err(error),
                     };
                     namespace.written(result, blocks.lba, blocks.count);
@@ -135,7 +135,7 @@ impl Controller {
             if let Err(status) = this.check_rights(attached, Rights::WRITE) {
                 return Launch::Done(Completion::error(status));
             }
-            match namespace.volume.submit(cx, request) {
+            match attached.volume.submit(cx, request) {
                 Step::Done(result) => {
                     namespace.written(result, blocks.lba, blocks.count);
                     Launch::Done(of_result(result))
@@ -184,6 +184,10 @@ impl Controller {
 
     fn flush_all(&mut self, slot: TaskSlot<'_>, token: CommandToken) -> Result<Outcome, Status> {
         for attached in self.namespaces.attached() {
+            // Nobody knows yet whether it will erase what was written before; and while it does, the volume takes no requests.
+            if attached.formatting.get() {
+                return Err(Status::FORMAT_IN_PROGRESS);
+            }
             self.check_rights(attached, Rights::WRITE)?;
         }
         self.counters.other_commands += 1;
@@ -191,20 +195,26 @@ impl Controller {
         Ok(self.write_caches_back(slot, token, false))
     }
 
-    /// Makes durable what was written to all attached namespaces and their replicas, with what is inside their gates if it `drains` them,
-    /// and completes the command then.
+    /// Makes durable what this controller has written to all attached namespaces and their replicas, with what is in flight if it `drains`
+    /// them, and completes the command then. Other controllers' commands are theirs to flush, and may take as long as they like. A volume
+    /// that is being formatted takes no requests, and has nothing that is to be kept.
     pub(crate) fn write_caches_back(&mut self, slot: TaskSlot<'_>, token: CommandToken, drains: bool) -> Outcome {
         // A list on the heap: this is no command of a data path.
-        let all: Vec<Rc<Attached>> = self.written_to().cloned().collect();
+        let all: Vec<Rc<Attached>> = self.written_to().filter(|attached| !self.erases(attached)).cloned().collect();
+        let mut drained: Vec<Rc<Attached>> = Vec::new();
+        if drains {
+            drained.extend(all.iter().cloned());
+            drained.extend(all.iter().flat_map(|attached| self.namespaces.other_ways(attached)));
+        }
         let sink = Rc::clone(&self.sink);
         let launched = slot.run(|cx| {
             wait(cx, async move {
-                let finishes: Vec<_> = all.iter().map(|attached| InFlight::new(attached)).collect();
+                let finishes: Vec<_> = all.iter().map(|attached| InFlight::aside(attached)).collect();
+                for attached in &drained {
+                    outlive(cx, attached).await;
+                }
                 let mut outcome = Ok(());
                 for attached in &all {
-                    if drains {
-                        attached.namespace.gate.drain(cx).await;
-                    }
                     let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
                     outcome = outcome.and(attached.namespace.volume.submit(cx, request).await);
                 }

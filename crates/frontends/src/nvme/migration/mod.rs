@@ -178,9 +178,10 @@ impl Controller {
         if !self.awaits_guest() || !self.are_queues_reachable() {
             return;
         }
-        tracing::info!(device = self.config.name, "goes on with the state that was restored");
         self.stand(MigrationState::Running);
         self.raise_all();
+        // Not before: a worker that is killed as it writes to the log has gone on.
+        tracing::info!(device = self.config.name, "goes on with the state that was restored");
     }
 
     fn are_queues_reachable(&self) -> bool {
@@ -210,7 +211,7 @@ impl Controller {
     }
 
     /// What the interrupts of completions before were is not known: every vector in use is raised once.
-    fn raise_all(&mut self) {
+    pub(crate) fn raise_all(&mut self) {
         for cq in self.state.cq.iter().filter(|cq| cq.entries.get() != 0 && cq.interrupts.get() != 0) {
             self.interrupts.pend(cq.vector.get(), 0);
         }

@@ -1,7 +1,11 @@
-use millrace_nvme_spec::command::{CommandFlags, CommandId, DataPointer, NamespaceId};
+use millrace_block::BlockSize;
+use millrace_nvme_spec::{
+    command::{CommandFlags, CommandId, DataPointer, NamespaceId},
+    opcode::NvmOpcode,
+};
 
 use super::*;
-use crate::nvme::fixture::sqe;
+use crate::nvme::fixture::{FakeGuest, sqe};
 
 /// A command that uses every field there is.
 fn full(number: u32) -> Sqe {
@@ -59,4 +63,34 @@ fn a_number_is_kept_beside_all_that_its_command_uses() {
     records.release(at);
     assert_eq!(records.take(&full(2), 0, 0), Some(at), "the one used last");
     assert_eq!(records.numbered(at), None);
+}
+
+/// Nobody can write to a namespace that is not there: a pair that was begun on it waits, and does not fail.
+#[test]
+fn a_pair_that_was_begun_waits_for_its_namespace() {
+    let mut guest = FakeGuest::boot();
+    guest.make_queues(1, 16);
+    let dptr = DataPointer::prps(guest.alloc_pages(1), 0);
+    let half = |cid, fuse, opcode: NvmOpcode| {
+        let flags = CommandFlags::new().with_fuse(fuse);
+        Sqe { flags, cid: CommandId(cid), dptr, ..sqe(opcode.0, 1) }
+    };
+    let pair = [half(1, Fuse::FIRST, NvmOpcode::COMPARE), half(2, Fuse::SECOND, NvmOpcode::WRITE)];
+    let records = &guest.controller.records;
+    let taken: Vec<u16> = (0..).zip(&pair).map(|(index, sqe)| records.take(sqe, 1, index).expect("a free record")).collect();
+    for at in &taken {
+        records.accept(*at);
+    }
+    records.set_compared(taken[1]);
+    // As a worker finds it that takes over.
+    guest.controller.again = taken.clone().into();
+    guest.controller.recount();
+    guest.controller.redo_pairs(&mut guest.shard.context());
+    assert_eq!(guest.controller.again, taken, "nothing is done of it");
+    guest.add_memory_volume(1, 1 << 20, BlockSize::B512);
+    guest.controller.redo_pairs(&mut guest.shard.context());
+    assert!(guest.controller.again.is_empty());
+    for cid in [1, 2] {
+        assert!(guest.wait_for(1, cid).status().is_success(), "command {cid}");
+    }
 }

@@ -134,17 +134,27 @@ impl Ledger {
             self.counts.remove(0);
         }
         self.counts.push((controller, number));
-        let Self { reservations, counts, lasting } = self;
-        lasting.replace(|state| state.store(reservations, counts));
+        self.store();
         Ok(notices)
     }
 
     /// A session's controller goes, and what was registered through it. It is no command's change, and can be made twice: none is counted.
     pub(crate) fn end_session(&mut self, cntlid: u16) -> Option<Notices> {
         let notices = self.reservations.end_session(cntlid)?;
+        self.store();
+        Some(notices)
+    }
+
+    /// A controller goes for good, and what was registered by the host that it was. Its changes stay counted: numbers only grow.
+    pub(crate) fn end_controller(&mut self, controller: u64) -> Option<Notices> {
+        let notices = self.reservations.end_controller(controller)?;
+        self.store();
+        Some(notices)
+    }
+
+    fn store(&mut self) {
         let Self { reservations, counts, lasting } = self;
         lasting.replace(|state| state.store(reservations, counts));
-        Some(notices)
     }
 
     /// Whether a controller has made its change of this number.

@@ -209,6 +209,26 @@ fn preempting_others_unregisters_them() {
 }
 
 #[test]
+fn a_host_without_an_identifier_ends_with_its_controller() {
+    let nameless = |controller| HostKey::new([0; 16], false, controller);
+    let data = RegisterData { crkey: 0, nrkey: 70 };
+    for kind in TYPES {
+        let mut r = Reservations::default();
+        register(&mut r, 2, 20).expect("registered");
+        for controller in [7, 8] {
+            r.register(nameless(controller), 1, RegisterAction::REGISTER, false, &data).expect("registered");
+        }
+        let acquired = r.acquire(nameless(7), AcquireAction::ACQUIRE, kind, &AcquireData { crkey: 70, prkey: 0 });
+        assert_eq!(acquired, Ok(vec![]));
+        assert!(r.end_controller(7).is_some());
+        assert_eq!((r.find(&nameless(7)).is_none(), r.registrants.len()), (true, 2));
+        assert_eq!(r.held.is_some(), kind.is_all_registrants(), "{kind}: those who are left hold it still");
+        let generation = r.generation;
+        assert_eq!((r.end_controller(7), r.generation), (None, generation), "it has nothing any more");
+    }
+}
+
+#[test]
 fn the_report_says_it_all() {
     let r = held(Type::EXCLUSIVE_ACCESS);
     let report = r.report(false);

@@ -265,6 +265,14 @@ impl Ring {
         }
     }
 
+    /// Whether what is taken is on record: whoever goes on with that does it again.
+    pub(crate) fn is_on_record(&self) -> bool {
+        match self {
+            Self::Split(ring) => ring.is_on_record(),
+            Self::Packed(ring) => ring.is_on_record(),
+        }
+    }
+
     /// Joins the record of requests under way: what an earlier process left is taken up.
     pub(crate) fn recover(&mut self, record: super::inflight::Record) -> Result<(), RingError> {
         match self {

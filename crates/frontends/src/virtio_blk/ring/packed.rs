@@ -545,6 +545,10 @@ impl PackedRing {
         self.in_flight
     }
 
+    pub(super) fn is_on_record(&self) -> bool {
+        self.record.room().is_some()
+    }
+
     pub(super) fn has_left_over(&self) -> bool {
         !self.left_over.is_empty()
     }

@@ -364,6 +364,10 @@ impl SplitRing {
         self.in_flight
     }
 
+    pub(super) fn is_on_record(&self) -> bool {
+        self.record.is_shared()
+    }
+
     pub(super) fn has_left_over(&self) -> bool {
         !self.left_over.is_empty()
     }

@@ -2,10 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::net::UnixStream},
 };
 
-use millrace_block::Operation;
+use millrace_block::{BlockCount, Operation, Volume as _};
 use millrace_engine::Readiness;
 use millrace_memory::PeerBytes;
 use proptest::prelude::*;
@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 use super::super::{
     fixture::{FakeDriver, QUEUE, Setup},
-    message::{VringState, code},
+    message::{Header, VringState, code},
     request::kind,
 };
 
@@ -103,6 +103,28 @@ fn a_front_end_that_begins_at_what_was_offered_last_loses_no_request() {
     driver.connect();
     let ended: Vec<u16> = (0..4).map(|_| driver.wait_used(0).0).collect();
     assert_eq!(ended, [taken, offered].concat());
+}
+
+/// The daemon may end when a disk has grown, and before its guest is told; QEMU, which connects again, asks for nothing.
+#[test]
+fn a_change_of_before_the_end_is_told_by_the_next_process() {
+    let mut driver = FakeDriver::new(Setup::default());
+    let word = |driver: &mut FakeDriver| {
+        driver.negotiate();
+        let (ours, theirs) = UnixStream::pair().expect("a channel");
+        ours.set_nonblocking(true).expect("a socket");
+        assert_eq!(driver.tell(code::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]), Some(true));
+        driver.join_inflight();
+        driver.start_queue(0);
+        let mut message = [0; 12];
+        std::io::Read::read(&mut &ours, &mut message).ok().map(|_| message)
+    };
+    assert_eq!(word(&mut driver), None, "it has just asked");
+    driver.volume.resize(BlockCount(96 << 11)).expect("room");
+    driver.restart_daemon();
+    let changed = Header { request: code::BACKEND_CONFIG_CHANGE, flags: 1, size: 0 };
+    assert_eq!(word(&mut driver).as_ref().map(|message| &message[..]), Some(changed.as_bytes()));
+    assert_eq!(driver.request(kind::IN, (96 << 11) - 1, &[], 512).0, 0);
 }
 
 /// Another worker is to take the place of this one: what is under way ends here, what is new is left to the next.

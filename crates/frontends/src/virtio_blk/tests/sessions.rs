@@ -4,12 +4,18 @@ use std::{
     io::Write as _,
     net::{Ipv4Addr, TcpListener, TcpStream},
     os::fd::AsFd,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
 use millrace_backends::{MemoryVolume, NullVolume};
-use millrace_block::{BlockSize, Operation, Volume};
+use millrace_block::{
+    Asker, BlockCount, BlockError, BlockSize, Geometry, IoOperation, Operation, Request, Step, TaskContext, Usage, Volume,
+    VolumeError,
+};
 use rustix::fs::ftruncate;
 use zerocopy::IntoBytes;
 
@@ -609,6 +615,115 @@ fn a_front_end_that_leaves_makes_room_for_the_next() {
         driver.until("idle", |driver| driver.device(|device, cx| device.is_idle(cx) && !device.status().connected));
     }
     assert_eq!(driver.device(|device, _| device.status().phase), DevicePhase::Stopped);
+}
+
+/// As behind a throttle that lets nothing through: requests wait until it is opened, or they are called off.
+struct Shut {
+    inner: Arc<dyn Volume>,
+    is_open: AtomicBool,
+    /// How often who waits was called off.
+    calls: AtomicUsize,
+}
+
+impl Volume for Shut {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        let calls = self.calls.load(Ordering::SeqCst);
+        Step::Wait(cx.scratch.place_future(async move {
+            while !self.is_open.load(Ordering::SeqCst) {
+                if self.calls.load(Ordering::SeqCst) != calls {
+                    return Err(BlockError::CalledOff);
+                }
+                // Looks again every so often, so that a test may stop stepping at any time.
+                cx.io(IoOperation::Sleep(Duration::from_micros(50))).await;
+            }
+            self.inner.submit(cx, request).await
+        }))
+    }
+
+    fn call_off(&self, _: Asker) {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        1024 + self.inner.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.inner.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.inner.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+}
+
+/// A disk whose five writes, to the sectors from 10 on, are held back: what holds them, and the writes' names and where their statuses will be.
+fn held_back(setup: Setup) -> (FakeDriver, Arc<Shut>, Vec<(u16, u64)>) {
+    let mut driver = FakeDriver::new(setup);
+    driver.connect();
+    let (is_open, calls) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let shut = Arc::new(Shut { inner: blank(BlockSize::B512), is_open, calls });
+    attach(&mut driver, Arc::clone(&shut) as Arc<dyn Volume>).expect("of the same kind");
+    let mut writes = Vec::new();
+    for sector in 10..15 {
+        let (pieces, _, status) = driver.prepare(kind::OUT, sector, &[sector as u8; 512], 0);
+        writes.push((driver.submit(0, &pieces), status));
+    }
+    driver.until("in flight", |driver| driver.device(|device, _| device.status().in_flight) == 5);
+    (driver, shut, writes)
+}
+
+/// A front end that is gone keeps nobody waiting at a throttle's pace; and when it is back, what it had asked for is done.
+#[test]
+fn what_a_front_end_left_held_back_waits_on_record() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let (mut driver, shut, writes) = held_back(setup);
+        driver.stream = None;
+        driver.until("room for the next", |driver| {
+            driver.device(|device, cx| device.is_idle(cx) && !device.status().connected)
+        });
+        assert!(!shut.is_open.load(Ordering::SeqCst));
+        shut.is_open.store(true, Ordering::SeqCst);
+        driver.connect();
+        for (name, status) in writes {
+            assert_eq!(driver.wait_used(0), (name, 1));
+            assert_eq!(driver.read(status, 1), [0]);
+        }
+        assert_eq!(driver.device(|device, _| device.status().counters.errors), 0);
+        for sector in 10..15 {
+            assert_eq!(driver.request(kind::IN, sector, &[], 512), (0, vec![sector as u8; 512]));
+        }
+        driver.settle();
+        assert_eq!(driver.next_used(0), None, "nothing ends twice");
+    }
+}
+
+/// Nobody would do it again.
+#[test]
+fn what_is_on_no_record_is_finished() {
+    let (mut driver, shut, _) = held_back(Setup { inflight: false, ..Setup::default() });
+    driver.stream = None;
+    driver.until("the end of the connection", |driver| !driver.device(|device, _| device.status().connected));
+    for _ in 0..100 {
+        driver.shard.turn();
+    }
+    assert!(!driver.device(|device, cx| device.is_idle(cx)));
+    assert_eq!(shut.calls.load(Ordering::SeqCst), 0);
+    shut.is_open.store(true, Ordering::SeqCst);
+    driver.until("idle", |driver| driver.device(|device, cx| device.is_idle(cx)));
+    assert_eq!((0..5).filter_map(|_| driver.next_used(0)).count(), 5);
 }
 
 #[test]

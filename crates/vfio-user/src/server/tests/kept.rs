@@ -1,7 +1,7 @@
 //! A connection whose server ends at any step: the next one goes on, and the client sees every request answered once.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::Cell,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
     thread,
@@ -185,6 +185,25 @@ fn descriptors_come_again_with_the_request() {
     assert!(house.server().serve(&mut house.toy, 1).is_ok());
     assert_eq!(house.toy.calls, [Call::Map(0x1000, 0x1000, 0, Some(inode(&file)))]);
     assert_eq!(house.replies().len(), 2);
+}
+
+#[test]
+fn descriptors_that_come_again_are_closed_elsewhere_unless_the_device_has_them() {
+    let mut house = House::new();
+    house.client.write_all(&request(1, Command::Version, b"\0\0\0\0")).unwrap();
+    assert!(house.serve());
+    let mut server = house.server().closing_with(close_elsewhere);
+    let file = memfd(0x1000);
+    // Refused: both times.
+    send_with_fds(&house.client, &request(2, Command::DeviceReset, &[]), &[file.as_fd()]);
+    assert_eq!(server.serve(&mut house.toy, 100).unwrap(), Progress::Idle);
+    assert_eq!(closed_elsewhere(&file), 2);
+    // The toy drops what it has mapped; a device's mapping keeps the file.
+    send_with_fds(&house.client, &request(3, Command::DmaMap, &map(0x1000)), &[file.as_fd()]);
+    assert_eq!(server.serve(&mut house.toy, 100).unwrap(), Progress::Idle);
+    assert_eq!(closed_elsewhere(&file), 1);
+    let errnos: Vec<_> = house.replies().into_iter().map(|(id, errno, _)| (id, errno)).collect();
+    assert_eq!(errnos, [(1, None), (2, Some(Errno::INVAL)), (3, None)]);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use millrace_nvme_spec::{
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{
-    super::super::fixture::{FakeGuest, sqe},
+    super::super::fixture::{FakeGuest, HeldVolume, sqe},
     admin, code, expect, expect_reading, reading, with,
 };
 
@@ -163,6 +163,26 @@ fn turning_the_write_cache_off_makes_durable_what_is_being_written() {
     expect(&mut guest, set(FeatureId::VOLATILE_WRITE_CACHE, 0), Status::SUCCESS);
     assert!(guest.wait_for(1, write).status().is_success());
     assert_eq!(fault.power_loss(), 0, "what was accepted before is durable");
+}
+
+/// Of another host's writes it says nothing, and does not wait for them.
+#[test]
+fn turning_the_write_cache_off_waits_for_no_other_hosts_writes() {
+    let (mut guest, mut other) = (FakeGuest::boot(), FakeGuest::boot());
+    let volume = HeldVolume::new(MemoryVolume::create("inner", 1 << 20, BlockSize::B512).expect("a volume"));
+    let namespace = guest.add_volume(1, Arc::clone(&volume) as Arc<dyn millrace_block::Volume>);
+    other.add_namespace(1, &namespace);
+    other.make_queues(1, 16);
+    let mut write = sqe(NvmOpcode::WRITE.0, 1);
+    let buffer = other.alloc_pages(1);
+    write.dptr = other.prps(buffer, 512);
+    volume.hold();
+    let write = other.submit(1, write);
+    other.step_until("the write", |_| volume.waiting() == 1);
+    // The other one takes no turn: to it the write stays in flight.
+    volume.release();
+    expect(&mut guest, set(FeatureId::VOLATILE_WRITE_CACHE, 0), Status::SUCCESS);
+    assert!(other.wait_for(1, write).status().is_success());
 }
 
 #[test]

@@ -10,6 +10,7 @@ use millrace_nvme_spec::{
     log::{CommandEffectsLog, ErrorEntry, FirmwareSlotLog, LogId, ParameterErrorLocation, SmartLog, SupportedLogPages},
     opcode::{AdminOpcode, NvmOpcode},
     registers::offset,
+    sgl::SglDescriptor,
     status::Status,
 };
 
@@ -211,6 +212,7 @@ fn errors_tell_the_namespace_the_block_and_the_parameter() {
         (with(&read, |sqe| sqe.opcode = 0x7f), 0, location(0, 0)),
         (with(&outside, |sqe| sqe.set_cdw10_11(5)), 5, location(6, 0)),
         (flags(3, 0), 0, location(0, 14)),
+        (with(&flags(3, 0), |sqe| sqe.dptr = SglDescriptor::data_block(read.dptr.prp1, 512).into()), 0, location(0, 14)),
         (flags(0, 3), 0, location(0, 8)),
         (with(&read, |sqe| sqe.cdw12 = too_many), 0, location(12, 0)),
         // What begins with an LBA of the target, or with none at all.

@@ -1,10 +1,16 @@
 //! Namespace Management, Namespace Attachment, Format NVM.
 
-use millrace_backends::MemoryVolume;
+use std::sync::Arc;
+
+use millrace_backends::{
+    MemoryVolume,
+    fault::{FaultVolume, Kind},
+};
 use millrace_block::{BlockSize, Volume};
 use millrace_nvme_spec::{
     admin::NamespaceManagementData,
     command::{ControllerId, Cqe, Sqe},
+    features::FeatureId,
     identify::{
         Cns, ControllerList, FormattedLbaSize, IdentifyController, IdentifyNamespace, NamespaceSharing, ProtectionSettings,
     },
@@ -379,6 +385,30 @@ fn a_cryptographic_erase_needs_a_key() {
 }
 
 #[test]
+fn a_format_waits_for_what_went_another_way_and_ends_for_those_who_come_then() {
+    let mut guest = FakeGuest::boot();
+    let volume = Gated::create(MEBIBYTE);
+    guest.add_namespace(1, &Namespace::new(volume.clone(), identity(1), false));
+    guest.make_queues(1, 16);
+    let read = read_block(&mut guest, 1);
+    let in_flight = guest.submit(1, read);
+    guest.step();
+    guest.controller.namespaces.lead(1, Some(volume.clone()));
+    let formatting = guest.submit(0, format(1, 1));
+    guest.step();
+    guest.step();
+    assert_eq!(guest.host.take_calls(), [], "a command is in flight on the way before");
+    guest.controller.namespaces.lead(1, None);
+    assert_eq!(code(&guest.command(1, read)), Status::FORMAT_IN_PROGRESS);
+    volume.open();
+    assert_eq!(code(&guest.wait_for(1, in_flight)), Status::SUCCESS);
+    assert_eq!(code(&guest.wait_for(0, formatting)), Status::SUCCESS);
+    assert_eq!(code(&guest.command(1, read)), Status::SUCCESS);
+    let attached = guest.controller.namespaces.get(1).expect("it is still attached");
+    assert_eq!(attached.geometry.get(), attached.namespace.volume.geometry());
+}
+
+#[test]
 fn formats_that_cannot_be_are_refused() {
     let mut guest = FakeGuest::boot();
     let namespace = guest.add_memory_volume(1, MEBIBYTE, BlockSize::B512);
@@ -434,6 +464,127 @@ fn a_format_keeps_commands_out() {
     });
     assert_eq!(volume.geometry().block_size, BlockSize::B4096);
     assert_eq!(code(&guest.command(1, read)), Status::SUCCESS);
+}
+
+/// A guest with two volumes that count their flushes.
+fn with_flushes() -> (FakeGuest, [Arc<FaultVolume>; 2]) {
+    let mut guest = FakeGuest::boot();
+    let volumes = [1, 2].map(|nsid| {
+        let volume = FaultVolume::new(MemoryVolume::create("inner", MEBIBYTE, BlockSize::B512).expect("a volume"), 1);
+        guest.add_volume(nsid, Arc::clone(&volume) as Arc<dyn Volume>);
+        volume
+    });
+    guest.make_queues(1, 16);
+    (guest, volumes)
+}
+
+/// The volume takes no requests while it is formatted.
+#[test]
+fn a_format_keeps_flushes_of_all_namespaces_out() {
+    let (mut guest, volumes) = with_flushes();
+    let flushes = || volumes.each_ref().map(|volume| volume.requests(Kind::Flush));
+    guest.host.hold();
+    let formatting = guest.submit(0, format(1, 1));
+    guest.step_until("the host to be asked", |guest| !guest.host.take_calls().is_empty());
+    let flush = sqe(NvmOpcode::FLUSH.0, u32::MAX);
+    assert_eq!(code(&guest.command(1, flush)), Status::FORMAT_IN_PROGRESS);
+    let mut off = admin(AdminOpcode::SET_FEATURES, 0);
+    off.cdw10 = FeatureId::VOLATILE_WRITE_CACHE.0.into();
+    expect(&mut guest, off, Status::FORMAT_IN_PROGRESS);
+    assert!(guest.controller.write_cache_enabled(), "nothing has changed");
+    assert_eq!(flushes(), [0, 0]);
+    guest.host.release();
+    assert_eq!(code(&guest.wait_for(0, formatting)), Status::SUCCESS);
+    assert_eq!(code(&guest.command(1, flush)), Status::SUCCESS);
+    assert_eq!(flushes(), [1, 1]);
+    expect(&mut guest, off, Status::SUCCESS);
+    assert_eq!(flushes(), [2, 2]);
+}
+
+#[test]
+fn a_shutdown_during_a_format_flushes_the_other_namespaces() {
+    let (mut guest, volumes) = with_flushes();
+    guest.host.hold();
+    guest.submit(0, format(1, 1));
+    guest.step_until("the host to be asked", |guest| !guest.host.take_calls().is_empty());
+    shut_down(&mut guest);
+    assert_eq!(volumes.each_ref().map(|volume| volume.requests(Kind::Flush)), [0, 1]);
+    guest.host.release();
+    guest.step_until("the format", |guest| {
+        let attached = guest.controller.namespaces.get(1).expect("it is attached");
+        !attached.formatting.get()
+    });
+}
+
+#[test]
+fn what_takes_the_place_of_what_is_being_formatted_is_flushed() {
+    let (mut guest, _) = with_flushes();
+    guest.host.hold();
+    guest.submit(0, format(1, 1));
+    guest.step_until("the host to be asked", |guest| !guest.host.take_calls().is_empty());
+    guest.controller.namespaces.detach(1);
+    guest.controller.namespaces.release(1);
+    let instead = FaultVolume::new(MemoryVolume::create("instead", MEBIBYTE, BlockSize::B512).expect("a volume"), 1);
+    guest.add_volume(1, Arc::clone(&instead) as Arc<dyn Volume>);
+    shut_down(&mut guest);
+    assert_eq!(instead.requests(Kind::Flush), 1);
+    guest.host.release();
+}
+
+#[test]
+fn a_format_does_not_wait_for_what_was_there_before() {
+    let mut guest = FakeGuest::boot();
+    let before = Gated::create(MEBIBYTE);
+    guest.add_namespace(1, &Namespace::new(before.clone(), identity(1), false));
+    guest.make_queues(1, 16);
+    let read = read_block(&mut guest, 1);
+    let in_flight = guest.submit(1, read);
+    guest.step();
+    guest.controller.namespaces.detach(1);
+    guest.controller.namespaces.release(1);
+    guest.add_memory_volume(1, MEBIBYTE, BlockSize::B512);
+    assert_eq!(code(&guest.command(0, format(1, 1))), Status::SUCCESS);
+    before.open();
+    guest.wait_for(1, in_flight);
+}
+
+/// It may never be: a reset calls the format off.
+#[test]
+fn a_shutdown_flushes_what_is_yet_to_be_formatted() {
+    let (mut guest, [_, counts]) = with_flushes();
+    let volume = HeldVolume::new(Arc::clone(&counts) as Arc<dyn Volume>);
+    guest.add_volume(3, Arc::clone(&volume) as Arc<dyn Volume>);
+    volume.hold();
+    let read = read_block(&mut guest, 3);
+    guest.submit(1, read);
+    guest.step_until("the read", |_| volume.waiting() == 1);
+    guest.submit(0, format(3, 1));
+    guest.step();
+    guest.step();
+    // No turn between the two: the read is in flight when the shutdown begins.
+    volume.release();
+    shut_down(&mut guest);
+    assert_eq!(guest.host.take_calls(), [], "it was not formatted");
+    assert_eq!(counts.requests(Kind::Flush), 2, "as namespace 2, and as namespace 3");
+    guest.disable();
+    let attached = guest.controller.namespaces.get(3).expect("it is attached");
+    assert!(!attached.formatting.get());
+}
+
+fn shut_down(guest: &mut FakeGuest) {
+    let cc = guest.read32(offset::CC);
+    guest.write32(offset::CC, cc | 1 << 14);
+    guest.step_until("the shutdown", |guest| guest.read32(offset::CSTS) >> 2 & 3 == 2);
+}
+
+/// An operator's attachment there was not stored, and its worker is gone.
+#[test]
+fn a_new_namespace_is_not_attached_whatever_was_there_before() {
+    let mut guest = boot_with_all();
+    guest.controller.note_attached(1, true);
+    let created = create(&mut guest, &data(2048, 0));
+    assert_eq!((code(&created), created.dw0), (Status::SUCCESS, 1));
+    assert!(!guest.controller.was_attached(1), "a successor does not find it attached");
 }
 
 #[test]

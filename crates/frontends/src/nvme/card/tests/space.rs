@@ -150,7 +150,10 @@ fn a_space_ends_when_its_requests_have() {
             guest.step_until("the end of the reset", |guest| guest.controller.phase == Phase::Disabled);
         } else {
             assert!(guest.wait_for(0, cid).status().is_success());
-            assert!((0..32).all(|at| record(&guest, ring, at).is_some_and(|(_, status)| status.is_success())));
+            let records = (0..32).map(|at| record(&guest, ring, at).expect("all have one").1);
+            let (done, off): (Vec<_>, Vec<_>) = records.partition(|status| status.is_success());
+            // What no disk had is called off.
+            assert!(done.len() > 20 && off.iter().all(|status| *status == Status::INTERNAL_ERROR), "{off:?}");
             guest.disable();
         }
         guest.enable();

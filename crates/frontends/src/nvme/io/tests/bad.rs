@@ -79,6 +79,24 @@ fn reserved_opcodes_and_fields() {
     succeeds(cqe);
 }
 
+/// Though its descriptor is one data block of the right length.
+#[test]
+fn a_reserved_kind_of_data_pointer_is_refused_alone_and_among_others() {
+    let mut guest = guest(BlockSize::B512);
+    let mut good = command(NvmOpcode::READ, 0, 1);
+    good.flags = CommandFlags::new().with_psdt(Psdt::SGL_MPTR_CONTIGUOUS);
+    good.dptr = SglDescriptor::data_block(guest.alloc_pages(1), 512).into();
+    let mut bad = good;
+    bad.flags = CommandFlags::new().with_psdt(Psdt(3));
+    fails(guest.command(1, bad), Status::INVALID_FIELD);
+    let cids = [good, good, bad, good].map(|sqe| guest.push(1, sqe));
+    guest.ring(1);
+    for (at, cid) in cids.into_iter().enumerate() {
+        let cqe = guest.wait_for(1, cid);
+        if at == 2 { fails(cqe, Status::INVALID_FIELD) } else { succeeds(cqe) }
+    }
+}
+
 #[test]
 fn data_pointers_to_nowhere() {
     let mut guest = guest(BlockSize::B512);

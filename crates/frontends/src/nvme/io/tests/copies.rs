@@ -1,5 +1,8 @@
 //! Copy.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use millrace_block::{BlockCount, Geometry, Request, Step, TaskContext, Usage, Volume, VolumeError};
 use millrace_nvme_spec::{
     command::NamespaceId,
     nvm::{CopyCdw12, CopyFormat, CopyRange, CopySourceOptions},
@@ -110,4 +113,63 @@ fn across_namespaces() {
     fails(across(fast), Status::FAST_COPY_NOT_POSSIBLE);
     // The same blocks of another namespace do not overlap.
     succeeds(across(other(2, 0, 8)));
+}
+
+/// A volume that leaves something in the scratch for each write, as a mirror does.
+struct Untidy {
+    inner: Arc<dyn Volume>,
+    overflows: AtomicU64,
+}
+
+impl Volume for Untidy {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        let segments = cx.scratch.copy_slice(request.segments);
+        self.overflows.fetch_add(cx.scratch.overflows(), Ordering::Relaxed);
+        self.inner.submit(cx, Request { segments, ..request })
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        1024 + self.inner.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.inner.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.inner.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+}
+
+#[test]
+fn nothing_piles_up_over_the_pieces_of_a_copy_from_another_namespace() {
+    let mut guest = FakeGuest::boot();
+    let inner = MemoryVolume::create("inner", SIZE, BlockSize::B512).expect("a volume");
+    let untidy = Arc::new(Untidy { inner, overflows: AtomicU64::new(0) });
+    guest.add_volume(1, Arc::clone(&untidy) as Arc<dyn Volume>);
+    guest.add_memory_volume(2, SIZE, BlockSize::B512);
+    guest.make_queues(1, 64);
+    enable_format_2(&guest);
+    let data = pattern(2000 * 512, 5);
+    let mut to_two = command(NvmOpcode::WRITE, 0, 2000);
+    to_two.nsid = NamespaceId(2);
+    succeeds(guest.command_writing(1, to_two, &data));
+    // Far more pieces than a scratch has places.
+    succeeds(copy(&mut guest, CopyFormat::NSID_SLBA_32, 0, &[other(2, 0, 2000); 8]));
+    assert_eq!(untidy.overflows.load(Ordering::Relaxed), 0);
+    for at in [0, 14_000] {
+        assert_eq!(read(&mut guest, at, data.len()), data);
+    }
 }

@@ -103,6 +103,33 @@ fn a_long_command_that_is_hurried_ends_at_its_next_piece_and_may_be_tried_again(
     }
 }
 
+/// What is in flight ends on the way that it went.
+#[test]
+fn commands_go_the_way_that_their_namespace_is_led_to() {
+    let (mut guest, fault, cid) = begun(NvmOpcode::WRITE_ZEROES, Kind::WriteZeroes);
+    let straight: Arc<dyn millrace_block::Volume> = fault;
+    let way = FaultVolume::new(straight, 1);
+    guest.controller.namespaces.lead(1, Some(Arc::clone(&way) as Arc<dyn millrace_block::Volume>));
+    assert_eq!(guest.controller.namespaces.left(1).count(), 1);
+    succeeds(guest.wait_for(1, cid));
+    assert_eq!(way.requests(Kind::WriteZeroes), 0, "it was begun before");
+    let came = |way: &FaultVolume| [Kind::Read, Kind::Write, Kind::WriteZeroes].map(|kind| way.requests(kind));
+    succeeds(write(&mut guest, 0, &pattern(4096, 1)));
+    assert!(read(&mut guest, 0, 4096) == pattern(4096, 1));
+    succeeds(guest.command(1, command(NvmOpcode::VERIFY, 0, 8)));
+    succeeds(guest.command(1, command(NvmOpcode::WRITE_ZEROES, 8, 8)));
+    assert_eq!(came(&way), [2, 1, 1]);
+    // Attached anew it is led to as before, and then straight again.
+    guest.controller.namespaces.detach(1).expect("it is attached");
+    guest.controller.namespaces.attach(1).expect("it is there");
+    read(&mut guest, 0, 4096);
+    assert_eq!(came(&way), [3, 1, 1]);
+    guest.controller.namespaces.lead(1, None);
+    read(&mut guest, 0, 4096);
+    succeeds(write(&mut guest, 0, &pattern(4096, 2)));
+    assert_eq!(came(&way), [3, 1, 1]);
+}
+
 /// The volume may be another guest's by then.
 #[test]
 fn a_long_command_stops_when_its_namespace_is_detached() {
