@@ -259,11 +259,17 @@ pub struct FileSettings {
     pub(crate) placement: Option<PlacementMode>,
     pub(crate) isolation: Option<IsolationMode>,
     pub(crate) worker_shards: Option<String>,
+    pub(crate) socket_group: Option<String>,
     pub(crate) apps: Vec<AppUser>,
     pub(crate) operators: Vec<Operator>,
 }
 
 impl FileSettings {
+    /// Who may connect to devices' sockets, beside the daemon's user: a group's name or number.
+    pub fn socket_group(&self) -> Option<&str> {
+        self.socket_group.as_deref()
+    }
+
     /// What is otherwise in another file, by the keys' names.
     pub(crate) fn differences(&self, other: &Self) -> Vec<&'static str> {
         let same = [
@@ -272,6 +278,7 @@ impl FileSettings {
             ("placement", self.placement == other.placement),
             ("isolation", self.isolation == other.isolation),
             ("worker_shards", self.worker_shards == other.worker_shards),
+            ("socket_group", self.socket_group == other.socket_group),
             ("app", self.apps == other.apps),
             ("operator", self.operators == other.operators),
         ];
@@ -293,6 +300,8 @@ pub struct Declared {
     pub isolation: Option<IsolationMode>,
     /// Its setting of the other workers' shards, as text for `millrace_engine::parse_shards`.
     pub worker_shards: Option<String>,
+    /// Its setting of the group that may connect to devices' sockets: a name or number.
+    pub socket_group: Option<String>,
     /// Users whose applications may open volumes.
     pub apps: Vec<AppUser>,
     /// Who may use the API, beside root and the daemon's user.
@@ -317,6 +326,8 @@ struct File {
     isolation: Option<IsolationMode>,
     #[serde(default)]
     worker_shards: Option<Spanned<String>>,
+    #[serde(default)]
+    socket_group: Option<String>,
     #[serde(default)]
     app: Vec<Spanned<AppUser>>,
     #[serde(default)]
@@ -348,6 +359,7 @@ impl Declared {
             placement: self.placement,
             isolation: self.isolation,
             worker_shards: self.worker_shards.clone(),
+            socket_group: self.socket_group.clone(),
             apps: self.apps.clone(),
             operators: self.operators.clone(),
         }
@@ -374,6 +386,7 @@ impl Declared {
             placement: file.placement,
             isolation: file.isolation,
             worker_shards: file.worker_shards.map(Spanned::into_inner),
+            socket_group: file.socket_group,
             apps: apps.iter().map(|app| app.value.clone()).collect(),
             operators: file.operator,
             sandbox: file.sandbox,

@@ -7,14 +7,15 @@ use std::{
         unix::fs::PermissionsExt,
     },
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, mpsc::sync_channel},
+    thread,
     time::Duration,
 };
 
 use millrace_engine::{Engine, EngineError, Placement, Polling, ShardConfig, ShardsError, parse_shards};
 use millrace_frontends::nvme::CardSpec;
 use millrace_keeper::{Held, Key, Kind, Link, LinkError, Predecessor, Word};
-use millrace_sandbox::{Sandbox, SandboxError};
+use millrace_sandbox::{Group, Sandbox, SandboxError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 use tokio::{
@@ -23,6 +24,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     sync::oneshot,
 };
+use uuid::Uuid;
 
 use crate::{
     Name,
@@ -31,18 +33,21 @@ use crate::{
     cells::{self, ArrangeError, Arranged, BeginError, Cells},
     config::{ConfigError, Declared, FileSettings, IsolationMode, PlacementMode, PollingMode},
     confine,
-    dirs::{DirError, RunDir, failed, make_private},
+    dirs::{DirError, RunDir, failed, let_through, make_private},
     error::ControlError,
     manager::{DeviceView, Ending, Manager, RestoreError, Settings},
     model::{AttachSpec, DeviceSpec, VolumeSpec},
     store::{Store, StoreError},
     upgrade::{self, layouts},
+    witness::Witness,
 };
 
 /// How long requests in progress may still take when the daemon stops.
 const GRACE: Duration = Duration::from_secs(3);
 /// How often the applications' socket is tried again, where guests do not wait for it.
 const APPS_AGAIN: Duration = Duration::from_secs(1);
+/// How long the removal of sockets is waited for.
+const PUT_AWAY: Duration = Duration::from_secs(2);
 
 /// What `millrace serve` was asked for. What is `None` comes from the configuration file, or is the default.
 #[derive(Clone, Debug)]
@@ -225,15 +230,14 @@ fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Re
     let (placement, shards) = (options.placement(&file), options.shards(&file)?);
     let (operators, apps) = (options.operators(&file), file.apps);
     raise_file_limit();
-    let (runtime, engine) = (runtime()?, Engine::start(shards)?);
-    let keeper = Arc::new(Link::begin(link, &layouts())?);
+    let (runtime, (engine, keeper)) = (runtime()?, warm_up(link, shards)?);
     let predecessor = keeper.predecessor();
     let whole = if_usable(declared, predecessor)?;
     let declared = whole.as_ref().filter(|_| predecessor.is_none());
     // The other's word is heard only after this one's, that it serves.
     let on_trial = keeper.is_on_trial();
     let (run_path, state_path) = (options.folder(&options.run_dir), options.folder(&options.state_dir));
-    let run_dir = RunDir::take(&run_path, Some(&keeper))?;
+    let (run_dir, socket_group) = take_run_dir(options, &run_path, &keeper, &sandbox)?;
     make_private(&state_path)?;
     sandbox.wait_for_turn(&run_path.join(confine::LOCK))?;
     let (store, arranged) = open_state(options, isolation, Store::open(&state_path)?, predecessor, declared)?;
@@ -250,6 +254,7 @@ fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Re
         cell: options.cell.clone(),
         apps,
         card: options.card,
+        socket_group,
     };
     let (kept, door) = (keeper.take(Key::of_daemon(Kind::API)), keeper.take(Key::of_daemon(Kind::APPS)));
     let socket = run_dir.api_socket(kept.is_some())?;
@@ -281,11 +286,32 @@ fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Re
         std::mem::forget(manager);
     } else {
         manager.shutdown();
-        put_away(&socket);
-        put_away(&run_path.join(apps::APPS_SOCKET));
-        put_away(&run_path.join(upgrade::FILE));
+        put_away(vec![socket, run_path.join(apps::APPS_SOCKET), run_path.join(upgrade::FILE)]);
     }
     if result? == End::Deaf { Err(DaemonError::Deaf) } else { Ok(()) }
+}
+
+/// Starts the shards, and waits for this worker's turn.
+fn warm_up(link: OwnedFd, shards: Vec<ShardConfig>) -> Result<(Engine, Arc<Link>), DaemonError> {
+    let (engine, witness) = Witness::start(shards)?;
+    let keeper = Arc::new(Link::begin(link, &layouts())?);
+    witness.leave(&keeper);
+    Ok((engine, keeper))
+}
+
+/// The run directory, and the group that passes through it to devices' sockets, those of cells too.
+fn take_run_dir(
+    options: &ServeOptions,
+    path: &Path,
+    keeper: &Link,
+    sandbox: &Sandbox,
+) -> Result<(RunDir, Option<Group>), DirError> {
+    let group = sandbox.policy().socket_group.clone();
+    let is_first = keeper.predecessor().is_none() && options.cell.is_none();
+    if let Some(group) = group.as_ref().filter(|_| is_first) {
+        let_through(path, group)?;
+    }
+    Ok((RunDir::take(path, Some(keeper))?, group))
 }
 
 /// Lets operators reach the API's socket. Guests that are served already do not wait for that.
@@ -341,12 +367,23 @@ fn if_usable(
     }
 }
 
-/// Removes what nobody listens to or looks at any more.
-fn put_away(path: &Path) {
-    if let Err(error) = fs::remove_file(path)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        tracing::warn!(path = %path.display(), %error, "what belongs to this daemon stays behind");
+/// Removes what nobody listens to or looks at any more. The end does not wait for a file system, or who is to ask it, that hangs.
+fn put_away(paths: Vec<PathBuf>) {
+    let (done, told) = sync_channel(1);
+    let remove = move || {
+        for path in paths {
+            if let Err(error) = fs::remove_file(&path)
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                tracing::warn!(path = %path.display(), %error, "what belongs to this daemon stays behind");
+            }
+        }
+        // Who waited may have waited for long enough.
+        let _ = done.send(());
+    };
+    let spawned = thread::Builder::new().name("millrace-end".to_owned()).spawn(remove);
+    if spawned.is_err() || told.recv_timeout(PUT_AWAY).is_err() {
+        tracing::warn!("sockets stay behind: there was no thread to remove them, or their file system does not answer");
     }
 }
 
@@ -397,6 +434,7 @@ fn foreground_confined(disk: &ForegroundDisk, sandbox: Sandbox, ready: impl FnOn
         cell: None,
         apps: Vec::new(),
         card: None,
+        socket_group: None,
     };
     let (runtime, engine) = (runtime()?, Engine::start(shard_configs("1", disk.polling)?)?);
     confine::close_around(sandbox, &disk.volume, &disk.device, &engine)?;
@@ -535,7 +573,7 @@ fn told_to_end(
     let wait = move || {
         let _ = tell.send(hear(&keeper, &manager, cells.as_ref()));
     };
-    let spawned = std::thread::Builder::new().name("millrace-stop".to_owned()).spawn(wait);
+    let spawned = thread::Builder::new().name("millrace-stop".to_owned()).spawn(wait);
     spawned.map_err(|source| DaemonError::Io { what: "no thread for the keeper's word", source })?;
     // Its thread gone is a fault of ours, and no word of the keeper's.
     Ok(async { told.await.unwrap_or(End::Deaf) })
@@ -543,6 +581,7 @@ fn told_to_end(
 
 /// Does what the keeper says, until it says to end.
 fn hear(keeper: &Link, manager: &Arc<Manager>, cells: Option<&(Arc<Cells>, runtime::Handle)>) -> End {
+    let mut not_held = 0;
     loop {
         match keeper.listen() {
             Ok(Word::Stop) | Err(LinkError::Gone) => return End::Stop,
@@ -554,6 +593,14 @@ fn hear(keeper: &Link, manager: &Arc<Manager>, cells: Option<&(Arc<Cells>, runti
                 Some((cells, runtime)) => drop(runtime.spawn(Arc::clone(cells).note_upgraded(upgraded))),
                 None => manager.note_upgraded(&upgraded),
             },
+            Ok(Word::NotHeld(key)) => {
+                let (owner, kind) = (Uuid::from_bytes(key.owner), key.kind.0);
+                // A client may have thousands of regions that are all not held.
+                not_held += 1;
+                if u64::is_power_of_two(not_held) {
+                    tracing::error!(%owner, kind, count = not_held, "the keeper has no room for a descriptor, and the next worker would not find it: raise the limit of open files (LimitNOFILE=), or have fewer devices and clients");
+                }
+            }
             Ok(Word::Settled) => {
                 if let Some((cells, _)) = &cells {
                     cells.note_settled();

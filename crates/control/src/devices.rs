@@ -8,13 +8,13 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
-        mpsc::{Sender, sync_channel},
+        mpsc::{RecvTimeoutError, Sender, sync_channel},
     },
     thread,
     time::{Duration, Instant},
 };
 
-use millrace_block::{Asker, trace::Site};
+use millrace_block::{Asker, Volume, trace::Site};
 use millrace_engine::{Device, DeviceKey, EngineError, Shard, ShardHandle};
 use millrace_frontends::nvme::{
     CardSpec, Config, DeviceError, DevicePhase, DeviceStatus, Host, Kept, Namespace, NamespaceStatus, NvmeDevice,
@@ -23,7 +23,7 @@ use millrace_frontends::nvme::{
 use millrace_keeper::{Key, Kind, Link};
 use millrace_vfio_user::{Listener, ListenerError, SocketPlace};
 
-use crate::{Name, error::ControlError, manager::DeviceCounters, store::DeviceRecord};
+use crate::{Name, api::explain, error::ControlError, manager::DeviceCounters, store::DeviceRecord};
 
 /// How long commands in flight are waited for before a device goes without its memory, or a namespace's volume is let go.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -99,7 +99,7 @@ impl LiveDevice {
     /// Makes the device's socket and puts it on the shard.
     pub(crate) fn start(
         record: &DeviceRecord,
-        socket: PathBuf,
+        (socket, group): (PathBuf, Option<u32>),
         shard: &ShardHandle,
         host: Arc<dyn Host>,
         keeper: Option<&Arc<Link>>,
@@ -108,7 +108,7 @@ impl LiveDevice {
         let name = record.spec.name.clone();
         let kept = keeper.map(|link| (Arc::clone(link), record.uuid.into_bytes()));
         let mut listener =
-            listen(&socket, kept.as_ref()).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
+            listen(&socket, group, kept.as_ref()).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
         let place_of_socket = listener.take_place();
         let session = record.session.is_some();
         let config = Config { card, session, ..record.spec.controller_config(record.cntlid, record.uuid) };
@@ -129,11 +129,27 @@ impl LiveDevice {
     }
 
     /// Has what the worker before this one had begun finished, as far as other devices must not come in between. Waits for it.
+    ///
+    /// For the shard to begin with it, without a limit: a guest that went on before could write between a pair's Compare, which has succeeded,
+    /// and its Write, and be overwritten. Once begun, a pair keeps others from its blocks itself.
     pub(crate) fn finish_pairs(&self) -> Result<(), ControlError> {
         let key = self.key;
         let finish = move |shard: &mut Shard| shard.with_device(key, |device: &mut NvmeDevice, cx| device.finish_pairs(cx));
         let done = || {
-            let done = self.shard.call_wait(finish)?;
+            let (reply, answer) = sync_channel(1);
+            self.shard.call(move |shard| {
+                // Who asks waits for it.
+                let _ = reply.send(finish(shard));
+            })?;
+            let done = match answer.recv_timeout(ANSWER) {
+                Err(RecvTimeoutError::Timeout) => {
+                    let (device, shard) = (&self.name, self.shard.index());
+                    tracing::error!(%device, shard, "all guests wait for its shard, which does not answer, to finish what was begun");
+                    answer.recv().ok()
+                }
+                answered => answered.ok(),
+            };
+            let done = done.ok_or(EngineError::NoAnswer { shard: self.shard.index() })?;
             done.ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
         };
         if !wait_until(done)? {
@@ -142,11 +158,26 @@ impl LiveDevice {
         Ok(())
     }
 
-    /// All that could be restored is: goes on with the guest of the worker before this one, if there is one.
+    /// The same while others are served. Neither the end of a pair is waited for, nor a shard that hangs: then nothing has begun, and it is to be
+    /// asked again.
+    pub(crate) fn begin_pairs(&self) -> Result<(), ControlError> {
+        let key = self.key;
+        let begin = move |shard: &mut Shard| shard.with_device(key, |device: &mut NvmeDevice, cx| device.finish_pairs(cx));
+        let begun = on_shard(&self.name, &self.shard, begin)?;
+        begun.map(|_| ()).ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
+    }
+
+    /// All that could be restored is: goes on with the guest of the worker before this one, if there is one. Where its shard does not answer,
+    /// it does so when that is back.
     pub(crate) fn resume(&self) -> Result<(), ControlError> {
         let key = self.key;
         let resume = move |shard: &mut Shard| shard.with_device(key, |device: &mut NvmeDevice, cx| device.resume(cx));
-        self.shard.call_wait(resume)?.ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
+        on_shard_surely(&self.name, &self.shard, resume)?.ok_or_else(|| ControlError::Fenced { device: self.name.clone() })
+    }
+
+    /// While its guest waits to go on: which of these namespaces the guest had. `None`: it does not wait.
+    pub(crate) fn misses(&self, nsids: Vec<u32>) -> Result<Option<Vec<u32>>, ControlError> {
+        self.call(move |device| device.misses(&nsids))
     }
 
     /// Has it take no more commands, for another worker is about to go on.
@@ -199,6 +230,16 @@ impl LiveDevice {
             tracing::warn!(device = %self.name, nsid, "commands are still in flight on a namespace that was detached");
         }
         Ok(())
+    }
+
+    /// A namespace that could not be shown again is not going to be.
+    pub(crate) fn give_up(&self, nsid: u32) -> Result<(), ControlError> {
+        self.tell(move |device| device.give_up(nsid))
+    }
+
+    /// Has its reads and writes go to a namespace's volume by way of another one, which leads there; `None`: straight.
+    pub(crate) fn lead(&self, nsid: u32, way: Option<Arc<dyn Volume>>) -> Result<(), ControlError> {
+        self.tell(move |device| device.lead(nsid, way))
     }
 
     /// Tells the guest that a namespace has another size or format.
@@ -344,13 +385,24 @@ pub(crate) fn yes_or_not_yet(done: Result<bool, ControlError>) -> Result<bool, C
     }
 }
 
-/// The socket that the worker before this one listened on, or a new one.
-pub(crate) fn listen(socket: &Path, kept: Option<&(Arc<Link>, [u8; 16])>) -> Result<Listener, ListenerError> {
+/// The socket that the worker before this one listened on, or a new one; the group may connect, too.
+pub(crate) fn listen(
+    socket: &Path,
+    group: Option<u32>,
+    kept: Option<&(Arc<Link>, [u8; 16])>,
+) -> Result<Listener, ListenerError> {
     let held = kept.and_then(|(link, owner)| link.take(Key::of(*owner, Kind::LISTENER)));
     match held.map(|held| Listener::resume(held.fd, socket)) {
-        Some(Ok(listener)) => Ok(listener),
+        Some(Ok(listener)) => {
+            // Whoever has connected already goes on.
+            if let Some(Err(error)) = group.map(|group| listener.open_to(group)) {
+                let why = explain(&error);
+                tracing::error!(%why, "a device's socket stays as the last worker left it");
+            }
+            Ok(listener)
+        }
         // Its path is gone, or is another's.
-        Some(Err(_)) | None => Listener::bind(socket),
+        Some(Err(_)) | None => Listener::bind_for(socket, group),
     }
 }
 

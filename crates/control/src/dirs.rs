@@ -11,8 +11,9 @@ use std::{
 };
 
 use millrace_keeper::{Key, Kind, Link};
+use millrace_sandbox::Group;
 use rustix::{
-    fs::{FlockOperation, Mode, OFlags},
+    fs::{FlockOperation, Gid, Mode, OFlags},
     io::Errno,
 };
 use thiserror::Error;
@@ -175,6 +176,49 @@ pub(crate) fn is_locked(path: &Path) -> bool {
 /// Makes a directory that only its owner enters; one that is there stays as it is.
 pub(crate) fn make_private(path: &Path) -> Result<(), DirError> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed(path, "create the directory"))
+}
+
+/// Lets a group pass through the run directory, if nobody can mind: it is made here, or ours, private and empty. Otherwise it is only told
+/// that the group may not.
+pub(crate) fn let_through(path: &Path, group: &Group) -> Result<(), DirError> {
+    make_private(path)?;
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // What cannot be opened so is not ours.
+    if let Ok(dir) = rustix::fs::open(path, flags, Mode::empty()) {
+        let io = |action| move |errno: Errno| failed(path, action)(errno.into());
+        let found = rustix::fs::fstat(&dir).map_err(io("examine it"))?;
+        let is_ours = found.st_uid == rustix::process::geteuid().as_raw() && found.st_mode & 0o777 == 0o700;
+        if is_ours && fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()) {
+            rustix::fs::fchown(&dir, None, Some(Gid::from_raw(group.gid())))
+                .map_err(io("give it to the group of --socket-group"))?;
+            rustix::fs::fchmod(&dir, Mode::RWXU | Mode::XGRP).map_err(io("let the group of --socket-group pass"))?;
+        }
+    }
+    tell_closed(path, group);
+    Ok(())
+}
+
+/// Tells the operator of a folder that keeps the group from its sockets.
+pub(crate) fn tell_closed(folder: &Path, group: &Group) {
+    if let Some(closed) = closed_to(folder, group.gid()) {
+        let (name, folder, closed) = (group.name(), folder.display(), closed.display());
+        tracing::warn!(
+            "group {name} cannot come to devices' sockets in {folder}, for it may not pass through {closed}: \
+             \"chgrp {name} {closed}\" and \"chmod g+x {closed}\", or have them elsewhere (--run-dir, or a device's --socket)"
+        );
+    }
+}
+
+/// The folder, or one that it is in, through which a group may not pass. What lists of access allow beside the mode is not seen.
+fn closed_to(folder: &Path, group: u32) -> Option<PathBuf> {
+    let whole = std::path::absolute(folder).ok()?;
+    let is_closed = |folder: &&Path| {
+        fs::metadata(folder).is_ok_and(|found| {
+            let pass = if found.gid() == group { 0o010 } else { 0o001 };
+            found.mode() & pass == 0
+        })
+    };
+    whole.ancestors().find(is_closed).map(Path::to_owned)
 }
 
 pub(crate) fn failed(path: &Path, action: &'static str) -> impl Fn(io::Error) -> DirError {

@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError, mpsc::Sender},
 };
 
-use millrace_block::{Asker, trace::Site};
+use millrace_block::{Asker, Volume, trace::Site};
 use millrace_engine::{Device, DeviceKey, Shard, ShardContext, ShardHandle};
 use millrace_frontends::{
     nvme::{CardSpec, Host, Namespace},
@@ -39,10 +39,10 @@ pub(crate) enum Live {
 }
 
 impl Live {
-    /// Makes the device's socket and puts it on the shard.
+    /// Makes the device's socket, for a group too if there is one, and puts it on the shard.
     pub(crate) fn start(
         record: &DeviceRecord,
-        socket: PathBuf,
+        socket: (PathBuf, Option<u32>),
         shard: &ShardHandle,
         host: Arc<dyn Host>,
         keeper: Option<&Arc<Link>>,
@@ -59,6 +59,14 @@ impl Live {
     pub(crate) fn finish_pairs(&self) -> Result<(), ControlError> {
         match self {
             Self::Controller(device) => device.finish_pairs(),
+            Self::Disk(_) => Ok(()),
+        }
+    }
+
+    /// The same while others are served ([`LiveDevice::begin_pairs`]).
+    pub(crate) fn begin_pairs(&self) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.begin_pairs(),
             Self::Disk(_) => Ok(()),
         }
     }
@@ -169,6 +177,22 @@ impl Live {
         }
     }
 
+    /// A volume that could not be shown again is not going to be.
+    pub(crate) fn give_up(&self, nsid: u32) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.give_up(nsid),
+            Self::Disk(_) => Ok(()),
+        }
+    }
+
+    /// Has its reads and writes go to a volume by way of another one, which leads there; `None`: straight. No session is a virtio disk.
+    pub(crate) fn lead(&self, nsid: u32, way: Option<Arc<dyn Volume>>) -> Result<(), ControlError> {
+        match self {
+            Self::Controller(device) => device.lead(nsid, way),
+            Self::Disk(_) => Ok(()),
+        }
+    }
+
     /// Tells the guest that a volume has another size or format.
     pub(crate) fn namespace_changed(&self, nsid: u32) -> Result<(), ControlError> {
         match self {
@@ -266,14 +290,14 @@ impl LiveDisk {
 
     fn start(
         record: &DeviceRecord,
-        socket: PathBuf,
+        (socket, group): (PathBuf, Option<u32>),
         shard: &ShardHandle,
         keeper: Option<&Arc<Link>>,
     ) -> Result<Self, ControlError> {
         let name = record.spec.name.clone();
         let kept = keeper.map(|link| (Arc::clone(link), record.uuid.into_bytes()));
         let mut listener =
-            listen(&socket, kept.as_ref()).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
+            listen(&socket, group, kept.as_ref()).map_err(|source| ControlError::Socket { device: name.clone(), source })?;
         if let Some((link, owner)) = &kept
             && let Err(error) = link.put(Key::of(*owner, Kind::LISTENER), listener.as_fd())
         {

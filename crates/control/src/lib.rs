@@ -37,6 +37,7 @@ mod size;
 mod store;
 mod upgrade;
 mod usage;
+mod witness;
 
 pub use api::{Operator, Problem, explain, openapi};
 pub use apps::{APPS_SOCKET, AppChange, AppUser};

@@ -10,7 +10,7 @@ use millrace_frontends::{
     virtio_blk,
 };
 use millrace_services::{
-    Leaf, Node, Settings,
+    Leaf, Node, SettingError, Settings,
     throttle::{Caps, Weight},
 };
 use serde::{Deserialize, Serialize};
@@ -458,7 +458,7 @@ pub struct GroupChange {
     pub weight: Option<u32>,
 }
 
-/// Caps of a group. What is left out is not capped.
+/// Caps of a group, or of a user's applications. What is left out is not capped.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GroupCaps {
@@ -489,6 +489,20 @@ pub struct GroupCaps {
 }
 
 impl GroupCaps {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Understood.
+    pub(crate) fn read(&self) -> Result<Caps, SettingError> {
+        let mut settings = Settings::default();
+        for (name, value) in self.settings() {
+            settings.add(name, &value);
+        }
+        Caps::read(&settings)
+    }
+
     /// Those that are there, with their names and values as settings.
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let Self { iops, read_iops, write_iops, bandwidth, read_bandwidth, write_bandwidth, burst } = self;
@@ -503,11 +517,7 @@ impl GroupCaps {
 impl GroupSpec {
     /// Its caps and its weight, understood.
     pub(crate) fn read(&self) -> Result<(Caps, Weight), ControlError> {
-        let mut settings = Settings::default();
-        for (name, value) in self.caps.settings() {
-            settings.add(name, &value);
-        }
-        let read = Caps::read(&settings).and_then(|caps| Ok((caps, Weight::new(self.weight)?)));
+        let read = self.caps.read().and_then(|caps| Ok((caps, Weight::new(self.weight)?)));
         read.map_err(|error| ControlError::invalid("group", &self.name, error.to_string()))
     }
 }

@@ -26,7 +26,7 @@ use crate::{
     Name, Size,
     apps::AppUser,
     manager::HistoryEntry,
-    model::{CopySpec, CopyState, DeviceSpec, GroupSpec, LogicalBlock, VolumeSpec},
+    model::{CopySpec, CopyState, DeviceSpec, GroupCaps, GroupSpec, LogicalBlock, VolumeSpec},
 };
 
 #[cfg(test)]
@@ -238,6 +238,9 @@ impl From<DiskKind> for virtio_blk::Kind {
 pub(crate) struct SessionRecord {
     /// Its user's number.
     pub(crate) uid: u32,
+    /// Its user's caps.
+    #[serde(default, skip_serializing_if = "GroupCaps::is_empty")]
+    pub(crate) caps: GroupCaps,
 }
 
 /// A namespace of a device.
@@ -516,11 +519,38 @@ impl Store {
 
     /// One volume.
     pub(crate) fn volume(&self, name: &Name) -> Result<Option<VolumeRecord>, StoreError> {
-        let bytes = self.read(|database| {
+        self.volume_in(&mut self.slot(), name)
+    }
+
+    fn volume_in(&self, slot: &mut Slot, name: &Name) -> Result<Option<VolumeRecord>, StoreError> {
+        let bytes = self.read_in(slot, |database| {
             let table = database.begin_read()?.open_table(VOLUMES)?;
             Ok(table.get(name.as_str())?.map(|bytes| bytes.value().to_owned()))
         })?;
         bytes.map(|bytes| self.decode("volume", name.as_str(), &bytes)).transpose()
+    }
+
+    /// Changes some fields of what is stored of volumes, all of them or none. Nothing else is stored meanwhile: who owns the other fields does
+    /// not find them as they were before. What is not stored stays so.
+    pub(crate) fn amend<'a>(
+        &self,
+        names: impl IntoIterator<Item = &'a Name>,
+        change: impl Fn(&mut VolumeRecord),
+    ) -> Result<(), StoreError> {
+        let mut slot = self.slot();
+        let mut changed = Vec::new();
+        for name in names {
+            let Some(before) = self.volume_in(&mut slot, name)? else { continue };
+            let mut after = before.clone();
+            change(&mut after);
+            if after != before {
+                changed.push(after);
+            }
+        }
+        if changed.is_empty() {
+            return Ok(());
+        }
+        self.apply_in(&mut slot, &Changes { put_volumes: changed.iter().collect(), ..Changes::default() })
     }
 
     /// Where it is, for messages.
@@ -588,16 +618,19 @@ impl Store {
     ///
     /// A change that fails is taken back in the file as well. Only a process that ends before it could do that leaves it in doubt.
     pub(crate) fn apply(&self, changes: &Changes<'_>) -> Result<(), StoreError> {
+        self.apply_in(&mut self.slot(), changes)
+    }
+
+    fn apply_in(&self, slot: &mut Slot, changes: &Changes<'_>) -> Result<(), StoreError> {
         let entries = changes.entries();
-        let mut slot = self.slot();
         let mut before = Vec::new();
-        let stored = self.change(&mut slot, |transaction| {
+        let stored = self.change(slot, |transaction| {
             before = exchange(transaction, &entries)?;
             Ok(())
         });
         if stored.is_err() && !before.is_empty() {
             slot.undo = before;
-            match self.reopen(&mut slot) {
+            match self.reopen(slot) {
                 Ok(database) => slot.database = Some(database),
                 Err(error) => {
                     tracing::error!(%error, "what could not be stored is not taken back yet: that comes before all else");
@@ -630,7 +663,11 @@ impl Store {
     }
 
     fn read<T>(&self, look: impl FnOnce(&Database) -> Result<T, redb::Error>) -> Result<T, StoreError> {
-        self.call(&mut self.slot(), |what| self.damaged(what), look)
+        self.read_in(&mut self.slot(), look)
+    }
+
+    fn read_in<T>(&self, slot: &mut Slot, look: impl FnOnce(&Database) -> Result<T, redb::Error>) -> Result<T, StoreError> {
+        self.call(slot, |what| self.damaged(what), look)
     }
 
     /// Does something with the open database. `panicked` says what it is when that panics.

@@ -46,7 +46,7 @@ impl Cell {
 impl Keeper<'_> {
     /// A cell is to run.
     pub(crate) fn start_cell(&mut self, name: &OsStr) {
-        if self.stopping || self.cells.len() >= MAX_CELLS {
+        if self.stopping || !self.may_have_cells || self.cells.len() >= MAX_CELLS {
             return;
         }
         let new = || Cell { running: None, wanted: true, failures: 0, since: Instant::now() };

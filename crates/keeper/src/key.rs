@@ -34,6 +34,8 @@ impl Kind {
     pub const API: Self = Self(2);
     /// The applications' listening socket.
     pub const APPS: Self = Self(3);
+    /// The end of a pipe whose other end a worker's rings have. In each worker's own slot.
+    pub const WITNESS: Self = Self(4);
     /// A device's listening socket.
     pub const LISTENER: Self = Self(16);
     /// A device's state region.

@@ -105,6 +105,8 @@ pub enum Word {
     Upgraded(Upgraded),
     /// Nobody goes back to the worker before this one any more: what is left may have the newest layouts.
     Settled,
+    /// The keeper has no room for what was put under this key: it goes with this worker.
+    NotHeld(Key),
 }
 
 /// How an upgrade ended.
@@ -370,6 +372,7 @@ impl Link {
                     let result = UpgradeResult::decode(message.key.slot, message.number);
                     return Ok(Word::Upgraded(Upgraded { id: message.key.owner, result }));
                 }
+                What::NOT_HELD => return Ok(Word::NotHeld(message.key)),
                 What::SETTLED => {
                     self.on_trial.store(false, Ordering::Release);
                     return Ok(Word::Settled);

@@ -37,6 +37,8 @@ pub(crate) const SETTLED: Duration = Duration::from_secs(1);
 const PATIENCE: u32 = 3;
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// How much of what a worker says is done before signals and deadlines are looked at again: one that never ends keeps nobody from those.
+const AT_ONCE: usize = 256;
 /// How long a worker may leave what it is handed lying.
 const HAND_LIMIT: Duration = Duration::from_secs(4);
 
@@ -81,6 +83,11 @@ impl Worker {
         let _ = wire::send(self.socket.as_fd(), message, &[data, &[], &[]], &[], SendFlags::DONTWAIT);
     }
 
+    /// It may take its time to hear that.
+    fn tell_to_stop(&self) {
+        let _ = wire::send(self.socket.as_fd(), Message::plain(What::STOP), &[&[]; 3], &[], SendFlags::empty());
+    }
+
     /// What it says, message by message.
     pub(crate) fn hear<'a>(&mut self, buffer: &'a mut [u8]) -> Option<Received<'a>> {
         let received = wire::receive(self.socket.as_fd(), buffer, RecvFlags::DONTWAIT);
@@ -105,6 +112,8 @@ pub struct Keeper<'a> {
     command: MakeCommand<'a>,
     /// The cells that are to run, and those that have not ended yet.
     pub(crate) cells: BTreeMap<OsString, Cell>,
+    /// Otherwise a worker that asks for some has been taken over.
+    pub(crate) may_have_cells: bool,
     /// Folders whose programs may take over: a worker, whatever has become of it, must not be able to write there.
     pub(crate) places: Vec<PathBuf>,
     /// Told when guests are served for the first time.
@@ -134,11 +143,12 @@ impl<'a> Keeper<'a> {
     /// Takes over SIGTERM, SIGINT and SIGCHLD of this process, which may have no other threads yet. `command` makes what starts a worker
     /// from the binary at a path, whose standard input becomes the link, or, with a name, a keeper with a worker of its own. `started` is
     /// called when guests are served for the first time. `places` are folders, by their real paths, whose programs may take over, beside
-    /// that of this program.
+    /// that of this program. Only who `may_have_cells` starts keepers with a name, whatever the worker says.
     pub fn new(
         command: impl Fn(&Path, Option<&OsStr>) -> Command + 'a,
         started: impl FnOnce() + 'a,
         mut places: Vec<PathBuf>,
+        may_have_cells: bool,
     ) -> Result<Self, KeeperError> {
         let limit = getrlimit(Resource::Nofile);
         // Fewer descriptors are no reason not to start.
@@ -148,6 +158,7 @@ impl<'a> Keeper<'a> {
         Ok(Self {
             command: Box::new(command),
             cells: BTreeMap::new(),
+            may_have_cells,
             places,
             started: Some(Box::new(started)),
             held: BTreeMap::new(),
@@ -172,7 +183,9 @@ impl<'a> Keeper<'a> {
         loop {
             self.hand_over(&mut current);
             let status = self.attend(&mut current, &mut buffer)?;
-            if self.stopping || self.started.is_some() {
+            // One that has let go has put nothing in order: whoever was to follow it does, and is told to stop then.
+            let has_let_go = self.next.as_ref().is_some_and(|next| next.asked.is_some());
+            if self.stopping && !has_let_go || self.started.is_some() {
                 let failed = Outcome::Failed(status.code());
                 return Ok(if self.stopping && status.success() { Outcome::Stopped } else { failed });
             }
@@ -244,11 +257,14 @@ impl<'a> Keeper<'a> {
 
     /// Serves a worker until it has ended and everything it said is done.
     fn attend(&mut self, worker: &mut Worker, buffer: &mut [u8]) -> Result<ExitStatus, KeeperError> {
+        if self.stopping {
+            worker.tell_to_stop();
+        }
         loop {
             self.listen_to_next(worker, buffer);
             // All that it said when it has ended: that is what its successor goes by.
             let ended = worker.child.try_wait().map_err(failed("wait for the worker"))?;
-            self.listen(worker, buffer);
+            self.listen(worker, buffer, if ended.is_some() { usize::MAX } else { AT_ONCE });
             if let Some(status) = ended {
                 return Ok(status);
             }
@@ -256,10 +272,9 @@ impl<'a> Keeper<'a> {
             self.keep_cells();
             if self.wait(Some(worker), None)? {
                 self.stopping = true;
-                self.next = None;
+                self.next.take_if(|next| next.asked.is_none());
                 self.cells.values_mut().for_each(Cell::stop);
-                // It may take its time to hear that.
-                let _ = wire::send(worker.socket.as_fd(), Message::plain(What::STOP), &[&[]; 3], &[], SendFlags::empty());
+                worker.tell_to_stop();
             }
         }
     }
@@ -282,12 +297,13 @@ impl<'a> Keeper<'a> {
         Ok(told)
     }
 
-    /// Does what the worker has said so far.
-    fn listen(&mut self, worker: &mut Worker, buffer: &mut [u8]) {
-        while let Some(received) = worker.hear(buffer) {
+    /// Does what the worker has said so far, `most` messages of it.
+    fn listen(&mut self, worker: &mut Worker, buffer: &mut [u8], most: usize) {
+        for _ in 0..most {
+            let Some(received) = worker.hear(buffer) else { return };
             let Some(message) = received.message else { continue };
             match message.what {
-                What::PUT => received.fds.into_iter().for_each(|fd| self.put(message.key, fd)),
+                What::PUT => received.fds.into_iter().for_each(|fd| self.put(worker, message.key, fd)),
                 What::DROP => self.drop_kinds(message),
                 What::DROP_ONE => drop(self.held.remove(&message.key)),
                 What::REPLY => self.reply(message.key, received.data, &received.fds),
@@ -317,15 +333,21 @@ impl<'a> Keeper<'a> {
         from.take_while(move |key| key.owner == owner && key.kind <= last)
     }
 
-    fn put(&mut self, key: Key, fd: OwnedFd) {
+    fn put(&mut self, worker: &Worker, key: Key, fd: OwnedFd) {
         let own = self.keys(key.owner, Kind(0), Kind(u32::MAX)).count();
         // What starting a worker takes is left.
         let most = getrlimit(Resource::Nofile).current.map_or(MAX_HELD, |limit| MAX_HELD.min(limit as usize));
-        if self.held.len() + SPARE < most && own < MAX_HELD_BY_OWNER || self.held.contains_key(&key) {
+        let room = most.saturating_sub(SPARE);
+        // What clients hand in leaves a quarter to devices and volumes: a client that comes again loses less than a volume in memory.
+        let is_clients = (Kind::CONNECTION..=Kind::LAST_OF_CLIENT).contains(&key.kind);
+        let room = if is_clients { room / 4 * 3 } else { room };
+        if self.held.len() < room && own < MAX_HELD_BY_OWNER || self.held.contains_key(&key) {
             self.held.insert(key, Held { fd, replies: 0 });
         } else if key.kind == Kind::CONNECTION {
             // Its replies would go nowhere: a client that is cut off knows, one that waits does not.
             let _ = rustix::net::shutdown(&fd, Shutdown::Both);
+        } else {
+            worker.tell(Message::new(What::NOT_HELD, key), &[]);
         }
     }
 

@@ -64,6 +64,8 @@ impl What {
     pub(crate) const START_CELL: Self = Self(15);
     /// To the keeper: that one is not to run any more.
     pub(crate) const STOP_CELL: Self = Self(16);
+    /// To the worker: what it had put under this key is not held, for want of room.
+    pub(crate) const NOT_HELD: Self = Self(17);
 }
 
 /// A message without its descriptors.

@@ -1,5 +1,5 @@
-//! `millrace bench`: drives any NVMe controller behind a vfio-user socket, ours or a peer's, from one polling thread; with `--virtio` any
-//! virtio disk behind a vhost-user socket.
+//! `millrace bench`: drives any NVMe controller behind a vfio-user socket, ours or a peer's, from one polling thread; with `--device` a
+//! physical one that was given away (vfio-pci), with `--virtio` any virtio disk behind a vhost-user socket.
 //!
 //! ```text
 //!   BenchArgs ─► Target (controller, namespace, queues) ─► worker: poll ─ check ─ choose next ─ submit ─ ring ─► Report
@@ -30,15 +30,17 @@ mod worker;
 mod workload;
 
 use std::{
+    fmt,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use clap::{Args, ValueEnum};
+use millrace_backends::NvmePlace;
 use millrace_block::Lba;
 use millrace_driver::{
     CommandError, Controller, DmaBuffer, DmaError, DriverError, Namespace, Options, PAGE_SIZE, Pages, QueueError,
-    QueueOptions, QueuePair, VirtioError,
+    QueueOptions, QueuePair, VfioError, VfioPci, VirtioError,
     spec::{NamespaceId, Status},
 };
 use thiserror::Error;
@@ -50,12 +52,18 @@ use worker::{Outcome, Worker};
 
 use crate::{cli::Global, client::ClientError};
 
-/// Drives an NVMe controller behind a vfio-user socket, or a virtio disk, and prints IOPS, bandwidth and latencies.
+/// Drives an NVMe controller behind a vfio-user socket or a physical one, or a virtio disk, and prints IOPS, bandwidth and latencies.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchArgs {
     /// The controller's vfio-user socket, or a folder with it as `cntrl`; several times with --lean
-    #[arg(long = "socket", value_name = "PATH", required = true)]
+    #[arg(long = "socket", value_name = "PATH", required_unless_present = "device")]
     sockets: Vec<PathBuf>,
+    /// A physical NVMe controller that is bound to vfio-pci, and its namespace, instead of a socket: 0000:01:00.0, or 0000:01:00.0/2
+    #[arg(long, value_name = "ADDRESS[/NSID]", conflicts_with_all = ["sockets", "nsid", "virtio"])]
+    device: Option<NvmePlace>,
+    /// Nothing on the physical disk is needed: without this a load that writes, or --verify, is refused
+    #[arg(long, requires = "device")]
+    overwrite: bool,
     /// What to do
     #[arg(long, value_enum, default_value_t = Rw::Randread)]
     rw: Rw,
@@ -191,9 +199,47 @@ impl Rw {
     }
 }
 
+impl BenchArgs {
+    /// What is driven.
+    fn places(&self) -> Vec<Place<'_>> {
+        match self.device {
+            Some(device) => vec![Place::Physical(device)],
+            None => self.sockets.iter().map(|path| Place::Socket(path)).collect(),
+        }
+    }
+
+    fn nsid(&self) -> u32 {
+        self.device.map_or(self.nsid, |device| device.nsid)
+    }
+
+    /// A disk may hold anything, and who mistypes its address has lost it: what writes must be asked for twice.
+    fn check_overwrite(&self) -> Result<(), BenchError> {
+        let writes = self.verify || !matches!(self.rw, Rw::Randread | Rw::Read);
+        match self.device {
+            Some(device) if writes && !self.overwrite => Err(BenchError::WouldOverwrite(device)),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Why a run failed.
 #[derive(Debug, Error)]
 pub(crate) enum BenchError {
+    /// A physical disk would be written to, and nobody said that it may.
+    #[error("this load would overwrite what is on the physical disk {0}; if nothing on it is needed, say --overwrite")]
+    WouldOverwrite(NvmePlace),
+    /// A physical controller could not be had.
+    #[error(transparent)]
+    Vfio(#[from] VfioError),
+    /// A physical controller could not be brought up.
+    #[error("bringing up the physical NVMe controller {}", place.address)]
+    Physical {
+        /// Where it is.
+        place: NvmePlace,
+        /// Why.
+        #[source]
+        source: DriverError,
+    },
     /// The controller could not be brought up.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -310,14 +356,16 @@ pub(crate) fn run(global: &Global, args: BenchArgs) -> Result<(), BenchError> {
 }
 
 fn measure(args: &BenchArgs, watch: Option<&StageWatch>) -> Result<(), BenchError> {
+    args.check_overwrite()?;
     if let Some(core) = args.core {
         pin(core)?;
     }
     if args.lean.lean {
         return lean::run(args, watch);
     }
-    let [socket] = &args.sockets[..] else { return Err(BenchError::ManySockets(args.sockets.len())) };
-    let mut target = Target::connect(args, socket)?;
+    let places = args.places();
+    let [place] = places[..] else { return Err(BenchError::ManySockets(places.len())) };
+    let mut target = Target::connect(args, place)?;
     let interrupt = worker::interrupt_flag();
     let Outcome { measured, failure } = Worker::new(args, &mut target, interrupt)?.run(args.time);
     // What was measured is told whatever has become of the daemon.
@@ -342,6 +390,42 @@ fn pin(core: usize) -> Result<(), BenchError> {
     rustix::thread::sched_setaffinity(None, &set).map_err(|errno| failed(errno.into()))
 }
 
+/// Where a controller is.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    /// Behind a vfio-user socket, or a folder with it.
+    Socket(&'a Path),
+    /// In the machine.
+    Physical(NvmePlace),
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Socket(path) => write!(f, "{}", path.display()),
+            Self::Physical(place) => write!(f, "{place}"),
+        }
+    }
+}
+
+impl Place<'_> {
+    fn connect(self, options: &Options) -> Result<Controller, BenchError> {
+        match self {
+            Self::Socket(socket) => {
+                let inside = socket.join("cntrl");
+                let socket = if socket.is_dir() { &inside } else { socket };
+                Ok(Controller::connect(socket, options)?)
+            }
+            Self::Physical(place) => {
+                let function = VfioPci::open(place.address)?;
+                let started =
+                    Controller::attach(function, options).and_then(|mut controller| controller.start().map(|()| controller));
+                started.map_err(|source| BenchError::Physical { place, source })
+            }
+        }
+    }
+}
+
 /// The controller under test and what was made on it.
 struct Target {
     controller: Controller,
@@ -352,7 +436,7 @@ struct Target {
 }
 
 impl Target {
-    fn connect(args: &BenchArgs, socket: &Path) -> Result<Self, BenchError> {
+    fn connect(args: &BenchArgs, place: Place<'_>) -> Result<Self, BenchError> {
         let stride = args.bs.next_multiple_of(PAGE_SIZE as u64);
         let (queues, qd) = (u64::from(args.queues), u64::from(args.qd));
         let wanted = wanted_entries(args);
@@ -369,14 +453,12 @@ impl Target {
             shadow_doorbells: args.shadow_doorbells,
             ..Options::default()
         };
-        let inside = socket.join("cntrl");
-        let socket = if socket.is_dir() { &inside } else { socket };
-        let mut controller = Controller::connect(socket, &options)?;
+        let mut controller = place.connect(&options)?;
         let given = controller.io_queues();
         if args.queues > given {
             return Err(BenchError::Queues { queues: args.queues, limit: given });
         }
-        let namespace = controller.namespace(NamespaceId(args.nsid))?;
+        let namespace = controller.namespace(NamespaceId(args.nsid()))?;
         let units = units(args, &namespace)?;
         let limit = controller.max_queue_entries() - 1;
         if args.qd > limit {
@@ -454,7 +536,52 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    fn parsed(words: &str) -> Result<BenchArgs, clap::Error> {
+        #[derive(Parser)]
+        struct Bench {
+            #[command(flatten)]
+            args: BenchArgs,
+        }
+        Bench::try_parse_from(format!("bench {words}").split_whitespace()).map(|bench| bench.args)
+    }
+
+    #[test]
+    fn a_physical_disk_is_written_to_only_when_that_is_said() {
+        let checked = |words: &str| parsed(words).unwrap_or_else(|error| panic!("{words}: {error}")).check_overwrite();
+        for reads in ["", "--rw read", "--lean --rw randread"] {
+            assert!(checked(&format!("--device 0000:01:00.0 {reads}")).is_ok(), "{reads}");
+        }
+        for writes in ["--rw randwrite", "--rw write", "--rw randrw", "--verify", "--lean --rw write"] {
+            let device = format!("--device 01:00.0/2 {writes}");
+            let told = checked(&device).unwrap_err().to_string();
+            assert!(told.contains("0000:01:00.0/2") && told.contains("--overwrite"), "{told}");
+            assert!(checked(&format!("{device} --overwrite")).is_ok(), "{writes}");
+            assert!(checked(&format!("--socket a.sock {writes}")).is_ok(), "a socket is there to be tried: {writes}");
+        }
+    }
+
+    #[test]
+    fn a_controller_is_behind_sockets_or_in_the_machine() {
+        let physical = parsed("--device 0000:01:00.0/2").unwrap();
+        assert_eq!((physical.nsid(), physical.places()[0].to_string()), (2, "0000:01:00.0/2".to_owned()));
+        let sockets = parsed("--socket a --socket b --nsid 3 --lean").unwrap();
+        assert_eq!((sockets.nsid(), sockets.places().len()), (3, 2));
+        for wrong in [
+            "",
+            "--device 0000:01:00.0 --socket a",
+            "--device 0000:01:00.0 --nsid 2",
+            "--device 0000:01:00.0 --lean --virtio",
+            "--device nvme0n1",
+            "--device 0000:01:00.0/0",
+            "--socket a --overwrite",
+        ] {
+            assert!(parsed(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn sizes_have_binary_units() {

@@ -162,6 +162,9 @@ pub(crate) struct ServeArgs {
     /// A directory whose programs "upgrade" may put in this one's place, beside the one of this program; may be repeated
     #[arg(long, value_name = "DIR")]
     pub(crate) upgrade_from: Vec<PathBuf>,
+    /// A group that may connect to devices' sockets, too, by name or number: one that machines' monitors of other users are in
+    #[arg(long, value_name = "GROUP")]
+    pub(crate) socket_group: Option<String>,
     /// An engine that takes the controllers' I/O queues: fvm-soft or fvm-sim, [:cores=N,ssds=N,latency=CYCLES]
     #[arg(long, value_parser = engine::parse, value_name = "ENGINE")]
     pub(crate) engine: Option<CardSpec>,

@@ -51,7 +51,10 @@ pub(crate) fn volume(global: &Global, command: VolumeCommand) -> Done {
     match command {
         VolumeCommand::Create(create) => {
             let view: VolumeView = client.post("/v1/volumes", &volume_spec(create)?)?;
-            show(global, &view, |view| format!("volume {}: {} on {}", view.name, view.size, view.stack))
+            show(global, &view, |view| {
+                let warning = view.warning.as_ref().map(|warning| format!("\nwarning: {warning}")).unwrap_or_default();
+                format!("volume {}: {} on {}{warning}", view.name, view.size, view.stack)
+            })
         }
         VolumeCommand::List => {
             let views: Vec<VolumeView> = client.get("/v1/volumes")?;

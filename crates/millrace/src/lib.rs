@@ -3,7 +3,7 @@
 //! ```text
 //!   millrace serve ─────────► the daemon                       ◄── HTTP on RUN_DIR/api.sock ── volume, device, status, metrics
 //!   millrace nvme ──────────► one disk in the foreground
-//!   millrace bench ─────────► a client of any vfio-user NVMe device
+//!   millrace bench ─────────► a client of any vfio-user NVMe device, or of a physical one
 //!   millrace completions, man
 //! ```
 //!

@@ -8,10 +8,10 @@ use std::{
 };
 
 use millrace_control::{
-    API_SOCKET, Declared, DeviceKind, DeviceSpec, DeviceView, ForegroundDisk, Name, ServeOptions, VolumeSpec,
+    API_SOCKET, Declared, DeviceKind, DeviceSpec, DeviceView, FileSettings, ForegroundDisk, Name, ServeOptions, VolumeSpec,
 };
 use millrace_keeper::{Keeper, Outcome};
-use millrace_sandbox::{Policy, Sandbox, harden_keeper};
+use millrace_sandbox::{Group, Policy, Sandbox, harden_keeper};
 
 use crate::{
     cli::{Global, NvmeCommand, ServeArgs},
@@ -30,9 +30,9 @@ pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Err
     let places = args.upgrade_from.iter().map(place).collect::<Result<_, _>>()?;
     let (words, run_dir) = (worker_words(std::env::args_os()), global.run_dir());
     let declared = declared(args);
-    let policy = policy(args, declared.as_ref())?;
-    let policy_text = serde_json::to_string(&policy)?;
     let settings = settings(args, declared.as_ref())?;
+    let policy = policy(args, declared.as_ref(), settings.as_deref())?;
+    let policy_text = serde_json::to_string(&policy)?;
     harden_keeper(policy.mode)?;
     let command = |binary: &Path, cell: Option<&OsStr>| {
         let mut command = std::process::Command::new(binary);
@@ -61,7 +61,7 @@ pub(crate) fn serve(global: &Global, args: &ServeArgs) -> Result<(), Box<dyn Err
         announce(&format!("millrace: ready on {}", run_dir.join(API_SOCKET).display()));
         notify::ready();
     };
-    match Keeper::new(command, started, places)?.run()? {
+    match Keeper::new(command, started, places, args.cell.is_none())?.run()? {
         Outcome::Stopped => Ok(()),
         // It has said why.
         Outcome::Failed(code) => std::process::exit(code.unwrap_or(1)),
@@ -87,10 +87,20 @@ fn settings(args: &ServeArgs, file: Option<&Declared>) -> Result<Option<String>,
     }
 }
 
+/// Who may connect to devices' sockets, for all workers. A cell has what its daemon has.
+fn socket_group(args: &ServeArgs, file: Option<&Declared>, held: Option<&str>) -> Result<Option<Group>, Box<dyn Error>> {
+    let held = held.map(serde_json::from_str::<FileSettings>).transpose()?.or_else(|| file.map(Declared::settings));
+    let line = args.socket_group.as_deref().map(|group| ("--socket-group", group));
+    let file = held.as_ref().and_then(FileSettings::socket_group).map(|group| ("socket_group =", group));
+    let find = |(key, group): (&str, &str)| Group::find(group).map_err(|error| format!("{key} {group}: {error}"));
+    Ok(line.or(file).map(find).transpose()?)
+}
+
 /// What all workers give up, from the command line and the configuration file as they are when the daemon starts: a file that is being
 /// edited must not open the sandbox of the next worker.
-fn policy(args: &ServeArgs, file: Option<&Declared>) -> Result<Policy, Box<dyn Error>> {
-    let policy = args.sandbox.policy(file.map(|declared| declared.sandbox.clone()).unwrap_or_default())?;
+fn policy(args: &ServeArgs, file: Option<&Declared>, held: Option<&str>) -> Result<Policy, Box<dyn Error>> {
+    let mut policy = args.sandbox.policy(file.map(|declared| declared.sandbox.clone()).unwrap_or_default())?;
+    policy.socket_group = socket_group(args, file, held)?;
     policy.check()?;
     if let Some(path) = policy.allow.iter().find(|path| !path.exists()) {
         return Err(format!("--allow {}: there is no such file or directory", path.display()).into());
@@ -102,7 +112,7 @@ fn policy(args: &ServeArgs, file: Option<&Declared>) -> Result<Policy, Box<dyn E
 fn enter(global: &Global, args: &ServeArgs) -> Result<Sandbox, Box<dyn Error>> {
     let policy = match std::env::var(POLICY) {
         Ok(text) => serde_json::from_str(&text)?,
-        Err(_) => policy(args, declared(args).as_ref())?,
+        Err(_) => policy(args, declared(args).as_ref(), None)?,
     };
     let mut helper = own("key-helper");
     match policy.programs() {

@@ -25,7 +25,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, fstat, readlink},
+    fs::{AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, fstat, readlink},
     io::Errno,
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -56,6 +56,7 @@ const LOCK: u8 = b'l';
 const USE: u8 = b'u';
 const READ: u8 = b'r';
 const SOCKETS: u8 = b's';
+const GROUP: u8 = b'g';
 const OPEN: u8 = b'o';
 const OPEN_STRICT: u8 = b'O';
 
@@ -79,7 +80,11 @@ impl Broker {
     }
 
     /// Has it confine itself, and puts it in the kernel's place for what this process has no call for: `None` for all paths, as they are.
-    pub(crate) fn open(self, grants: Option<&[Grant]>) -> io::Result<()> {
+    /// Sockets may be given to `group`.
+    pub(crate) fn open(self, grants: Option<&[Grant]>, group: Option<u32>) -> io::Result<()> {
+        if let Some(group) = group {
+            self.say(GROUP, Path::new(&group.to_string()), &[])?;
+        }
         for grant in grants.unwrap_or_default() {
             let letter = match grant {
                 Grant::Use(_) => USE,
@@ -157,7 +162,7 @@ pub fn broker(socket: BorrowedFd<'_>) -> io::Result<()> {
     heed_the_worker_alone()?;
     rights::end_with_parent()?;
     rights::keep_to_itself()?;
-    let (mut grants, mut buffer, mut _lock) = (Vec::new(), [0; TEXT], None);
+    let (mut grants, mut group, mut buffer, mut _lock) = (Vec::new(), None, [0; TEXT], None);
     let answer = |result: io::Result<()>| -> io::Result<()> {
         let (kind, text) = result.map_or_else(|error| (1, error.to_string()), |()| (0, String::new()));
         rustix::io::write(socket, &[&[kind], text.as_bytes()].concat())?;
@@ -170,9 +175,10 @@ pub fn broker(socket: BorrowedFd<'_>) -> io::Result<()> {
             USE => grants.push(Grant::Use(path)),
             READ => grants.push(Grant::Read(path)),
             SOCKETS => grants.push(Grant::Sockets(path)),
+            GROUP => group = path.to_str().and_then(|number| number.parse().ok()),
             OPEN | OPEN_STRICT => {
                 let grants = (letter == OPEN_STRICT).then_some(&grants[..]);
-                let opened = confine(grants, fds);
+                let opened = confine(grants, group, fds);
                 let failed = opened.is_err();
                 answer(opened)?;
                 if failed {
@@ -213,10 +219,12 @@ struct Shared {
     lanes: Vec<OwnedFd>,
     /// The folders, by their real paths, in which modes may be changed; `None`: any.
     folders: Option<Vec<PathBuf>>,
+    /// Whom sockets there may be given to.
+    group: Option<u32>,
 }
 
 /// Gives up what no call of the table needs, and starts to hear the lanes.
-fn confine(grants: Option<&[Grant]>, lanes: Vec<OwnedFd>) -> io::Result<()> {
+fn confine(grants: Option<&[Grant]>, group: Option<u32>, lanes: Vec<OwnedFd>) -> io::Result<()> {
     if lanes.len() != LANES {
         return Err(io::Error::other("not all lanes have come"));
     }
@@ -224,7 +232,7 @@ fn confine(grants: Option<&[Grant]>, lanes: Vec<OwnedFd>) -> io::Result<()> {
     let folders = grants.map(|grants| grants.iter().filter_map(real).collect());
     paths::restrict_this_thread(grants)?;
     filter::confine_broker().map_err(io::Error::other)?;
-    let shared = Arc::new(Shared { lanes, folders });
+    let shared = Arc::new(Shared { lanes, folders, group });
     (0..LANES).try_for_each(|lane| start(&shared, lane))
 }
 
@@ -254,7 +262,8 @@ fn serve(shared: &Shared, lane: usize) {
     loop {
         // The worker is gone, or is none any more.
         let Ok(Some((len, fds))) = receive::<MOST_FDS>(socket, &mut buffer) else { exit(0) };
-        let reply = make(&buffer[..len], &fds, shared.folders.as_deref()).unwrap_or_else(Reply::refused);
+        let sockets = Sockets { folders: shared.folders.as_deref(), group: shared.group };
+        let reply = make(&buffer[..len], &fds, sockets).unwrap_or_else(Reply::refused);
         // Before the worker hears of it: what it closes then is closed, with its locks.
         drop(fds);
         let fds: Vec<_> = reply.fds.iter().map(AsFd::as_fd).collect();
@@ -276,6 +285,15 @@ fn serve(shared: &Shared, lane: usize) {
             exit(0);
         }
     }
+}
+
+/// Which sockets' rights may be changed.
+#[derive(Clone, Copy)]
+struct Sockets<'a> {
+    /// The folders that they are in; `None`: any.
+    folders: Option<&'a [PathBuf]>,
+    /// The only group that they may be given to.
+    group: Option<u32>,
 }
 
 /// What a call came to.
@@ -388,7 +406,7 @@ impl Arguments {
 }
 
 /// Makes a call of the table.
-fn make(request: &[u8], fds: &[OwnedFd], folders: Option<&[PathBuf]>) -> Result<Reply, Errno> {
+fn make(request: &[u8], fds: &[OwnedFd], sockets: Sockets<'_>) -> Result<Reply, Errno> {
     let (head, bytes) = request.split_at_checked(size_of::<Head>()).ok_or(Errno::INVAL)?;
     // SAFETY: so many bytes are there, and any are a value of this type.
     let head = unsafe { head.as_ptr().cast::<Head>().read_unaligned() };
@@ -399,8 +417,9 @@ fn make(request: &[u8], fds: &[OwnedFd], folders: Option<&[PathBuf]>) -> Result<
         arguments.values[3] &= u64::from(!forms::MODES.cast_unsigned());
     }
     let result = match form.number {
-        libc::SYS_fchmod => fds.first().ok_or(Errno::BADF).and_then(|fd| change_mode(fd, arguments.values[1], folders)),
-        libc::SYS_fchmodat => change_mode_of(&arguments, folders),
+        libc::SYS_fchmod => fds.first().ok_or(Errno::BADF).and_then(|fd| change_mode(fd, arguments.values[1], sockets)),
+        libc::SYS_fchmodat => named(&arguments).and_then(|fd| change_mode(&fd, arguments.values[2], sockets)),
+        libc::SYS_fchownat => named(&arguments).and_then(|fd| change_group(&fd, &arguments.values[2..], sockets)),
         // SAFETY: numbers, descriptors of ours, and places that are as long as the table says and live through the call.
         _ => unsafe { call(form.number, arguments.values) },
     }?;
@@ -432,36 +451,57 @@ unsafe fn call(number: libc::c_long, args: [u64; ARGS]) -> Result<i64, Errno> {
     }
 }
 
-/// Says who may connect to a socket. No rule of Landlock's is about modes, and a worker changes no other ones.
-fn change_mode(fd: &OwnedFd, mode: u64, folders: Option<&[PathBuf]>) -> Result<i64, Errno> {
+/// A socket's own name in this process; `None`: it has no place among the files yet. No rule of Landlock's is about modes and owners, and a
+/// worker changes no other ones.
+fn own_name(fd: &OwnedFd, sockets: Sockets<'_>) -> Result<Option<Vec<u8>>, Errno> {
     if FileType::from_raw_mode(fstat(fd)?.st_mode) != FileType::Socket {
-        return Err(NOT_ALLOWED);
-    }
-    let mode = Mode::from_raw_mode(mode as u32);
-    if mode.bits() & forms::MODES.cast_unsigned() != 0 {
         return Err(NOT_ALLOWED);
     }
     let own_name = [OWN_FDS, fd.as_raw_fd().to_string().as_bytes()].concat();
     let place = readlink(&own_name[..], Vec::new())?;
     if !place.as_bytes().starts_with(b"/") {
-        // A socket without a name yet, which will give it its mode.
-        return rustix::fs::fchmod(fd, mode).map(|()| 0);
+        return Ok(None);
     }
     let place = Path::new(std::ffi::OsStr::from_bytes(place.as_bytes()));
-    if folders.is_some_and(|folders| !folders.iter().any(|folder| place.starts_with(folder))) {
+    if sockets.folders.is_some_and(|folders| !folders.iter().any(|folder| place.starts_with(folder))) {
         return Err(NOT_ALLOWED);
     }
     // By the descriptor's name: what the path leads to may have changed since.
-    rustix::fs::chmodat(rustix::fs::CWD, &own_name[..], mode, AtFlags::empty()).map(|()| 0)
+    Ok(Some(own_name))
 }
 
-fn change_mode_of(arguments: &Arguments, folders: Option<&[PathBuf]>) -> Result<i64, Errno> {
+/// Says who may connect to a socket.
+fn change_mode(fd: &OwnedFd, mode: u64, sockets: Sockets<'_>) -> Result<i64, Errno> {
+    let mode = Mode::from_raw_mode(mode as u32);
+    if mode.bits() & forms::MODES.cast_unsigned() != 0 {
+        return Err(NOT_ALLOWED);
+    }
+    match own_name(fd, sockets)? {
+        // One without a name yet will give it its mode.
+        None => rustix::fs::fchmod(fd, mode),
+        Some(own_name) => rustix::fs::chmodat(CWD, &own_name[..], mode, AtFlags::empty()),
+    }?;
+    Ok(0)
+}
+
+/// Gives a socket to the group that may connect, as the call's owner, group and flags say.
+fn change_group(fd: &OwnedFd, values: &[u64], sockets: Sockets<'_>) -> Result<i64, Errno> {
+    let (Some(group), [owner, wanted, flags, ..]) = (sockets.group, values) else { return Err(NOT_ALLOWED) };
+    // As the kernel takes them: half a word each.
+    if *owner as u32 != forms::NOBODY || *wanted as u32 != group || *flags as u32 != 0 {
+        return Err(NOT_ALLOWED);
+    }
+    let own_name = own_name(fd, sockets)?.ok_or(NOT_ALLOWED)?;
+    rustix::fs::chownat(CWD, &own_name[..], None, Some(Gid::from_raw(group)), AtFlags::empty()).map(|()| 0)
+}
+
+/// What a call's directory and path lead to.
+fn named(arguments: &Arguments) -> Result<OwnedFd, Errno> {
     let flags = (OFlags::PATH | OFlags::CLOEXEC).bits();
-    let [dir, path, mode, ..] = arguments.values;
+    let [dir, path, ..] = arguments.values;
     // SAFETY: a directory and a text of ours; the result is new.
-    let fd = unsafe {
+    unsafe {
         let fd = call(libc::SYS_openat, [dir, path, u64::from(flags), 0, 0, 0])?;
-        OwnedFd::from_raw_fd(fd as i32)
-    };
-    change_mode(&fd, mode, folders)
+        Ok(OwnedFd::from_raw_fd(fd as i32))
+    }
 }

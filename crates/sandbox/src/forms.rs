@@ -93,6 +93,8 @@ pub(crate) fn of(number: c_long) -> Option<&'static Form> {
 const UNIX: When = Among(0, &[AF_UNIX as u32]);
 /// Which rights a mode may give: none beyond reading, writing and searching.
 pub(crate) const MODES: c_int = !0o777;
+/// In place of a new owner.
+pub(crate) const NOBODY: u32 = u32::MAX;
 /// Who the other end is, whether something went wrong, how long to wait, and how much to keep. Options that lead elsewhere are not among them.
 const OPTIONS: &[u32] = &[
     SO_ERROR as u32,
@@ -122,6 +124,8 @@ pub(crate) const FORMS: &[Form] = &[
     form(SYS_mkdirat, &[Dir, Text, Num]).when(Bits(2, MODES, 0)),
     form(SYS_renameat2, &[Dir, Text, Dir, Text, Num]),
     form(SYS_fchmodat, &[Dir, Text, Num]).when(Bits(2, MODES, 0)),
+    // To a group: nothing is given to another user.
+    form(SYS_fchownat, &[Dir, Text, Num, Num, Num]).when(Among(2, &[NOBODY])),
     // What is open.
     form(SYS_fchmod, &[Fd, Num]).when(Bits(1, MODES, 0)),
     form(SYS_fstatfs, &[Fd, Out(size_of::<statfs>() as u16)]).shards_too(),

@@ -38,6 +38,7 @@ pub use commands::{Helper, help};
 pub use paths::Grant;
 pub use peer::groups_of_peer;
 pub use policy::{Mode, Policy, Sandbox, SandboxError, harden_keeper};
+pub use rights::Group;
 pub use trap::{Refused, refused, this_is_a_shard};
 
 /// The number of the machine's user of this name.

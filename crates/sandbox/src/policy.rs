@@ -16,7 +16,7 @@ use crate::{
     commands::Helper,
     filter::{self, Programs},
     paths::{self, Grant},
-    rights::{self, User},
+    rights::{self, Group, User},
     threads::restrict_all,
     trap,
 };
@@ -59,6 +59,9 @@ pub struct Policy {
     pub memory: Option<u64>,
     /// Open files.
     pub files: Option<u64>,
+    /// Who may connect to guests' sockets, beside the process's user: the process is in that group, to be able to give them to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket_group: Option<Group>,
     /// Nothing but named paths, where none is named as well: for who will not be told of others later.
     #[serde(skip)]
     pub only_named: bool,
@@ -106,6 +109,17 @@ pub enum SandboxError {
         /// Bytes needed.
         least: u64,
     },
+    /// Whoever serves may not give sockets to the group.
+    #[error(
+        "--socket-group {group}: user {user} is not in group {group}, and so can give it no socket: usermod -aG {group} {user} \
+         (or SupplementaryGroups={group} in the service's unit), and start it anew"
+    )]
+    NotInGroup {
+        /// The group.
+        group: String,
+        /// Who serves.
+        user: String,
+    },
     /// A directory for the user cannot be made.
     #[error("{}: cannot be made for --user: {source}", path.display())]
     Directory {
@@ -131,11 +145,16 @@ impl Policy {
     /// Whether it can be, as far as its settings tell.
     ///
     /// # Errors
-    /// A limit with which nothing starts.
+    /// A limit with which nothing starts; a group that this process is not in, and cannot join.
     pub fn check(&self) -> Result<(), SandboxError> {
         let least = rights::LEAST_MEMORY;
-        match self.memory {
-            Some(bytes) if bytes < least => Err(SandboxError::Memory { bytes, least }),
+        if let Some(bytes) = self.memory.filter(|bytes| *bytes < least) {
+            return Err(SandboxError::Memory { bytes, least });
+        }
+        match &self.socket_group {
+            Some(group) if !rights::is_root() && !group.is_ours() => {
+                Err(SandboxError::NotInGroup { group: group.name().to_owned(), user: User::own_name() })
+            }
             _ => Ok(()),
         }
     }
@@ -221,10 +240,14 @@ impl Sandbox {
 
     fn become_less(&mut self, dirs: &[&Path]) -> Result<(), SandboxError> {
         self.need("give up capabilities for good", "no capabilities to gain", rights::drop_bounds())?;
+        let group = self.policy.socket_group.as_ref();
         match self.policy.user.clone() {
             Some(user) => {
                 let failed = |source| SandboxError::User { user: user.clone(), source };
-                let found = User::find(&user).map_err(failed)?;
+                let mut found = User::find(&user).map_err(failed)?;
+                if let Some(group) = group {
+                    found.join(group);
+                }
                 if rights::is_root() {
                     for dir in dirs {
                         let failed = |source| SandboxError::Directory { path: dir.to_path_buf(), source };
@@ -236,6 +259,10 @@ impl Sandbox {
                 }
             }
             None if rights::is_root() && self.policy.mode == Mode::On => return Err(SandboxError::Root),
+            // Without capabilities root, too, gives files to its own groups only.
+            None if rights::is_root() => {
+                group.map_or(Ok(()), Group::join).map_err(broken("have root join the group of its sockets"))?;
+            }
             None => {}
         }
         self.need("give up its capabilities", "no capabilities", rights::drop_all())
@@ -268,7 +295,8 @@ impl Sandbox {
         let calls = broker.is_some();
         let programs = match broker {
             Some(broker) => {
-                broker.open(grants).map_err(broken("confine its broker"))?;
+                let group = self.policy.socket_group.as_ref().map(Group::gid);
+                broker.open(grants, group).map_err(broken("confine its broker"))?;
                 Some(Programs::new().map_err(io::Error::other).map_err(broken("make its lists of calls"))?)
             }
             None => None,

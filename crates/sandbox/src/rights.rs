@@ -14,7 +14,7 @@ use std::{
 
 use rustix::{
     process::{
-        DumpableBehavior, Gid, Resource, Rlimit, Signal, Uid, geteuid, getrlimit, set_dumpable_behavior,
+        DumpableBehavior, Gid, Resource, Rlimit, Signal, Uid, getegid, geteuid, getgroups, getrlimit, set_dumpable_behavior,
         set_parent_process_death_signal, setrlimit,
     },
     thread::{
@@ -22,6 +22,7 @@ use rustix::{
         set_capabilities, set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
     },
 };
+use serde::{Deserialize, Serialize};
 
 /// Open files beyond which nobody has a use for more: what all guests together may hand over, several times.
 const MOST_FILES: u64 = 1 << 20;
@@ -32,6 +33,7 @@ const LEAST_DEFAULT: u64 = 4 << 30;
 
 /// A user of the machine.
 pub(crate) struct User {
+    name: String,
     uid: Uid,
     gid: Gid,
     groups: Vec<Gid>,
@@ -69,8 +71,19 @@ impl User {
             return Err(io::Error::other(format!("{} has more groups than {}", name.to_string_lossy(), groups.len())));
         }
         groups.truncate(usize::try_from(count).unwrap_or(0));
-        let groups = groups.into_iter().map(Gid::from_raw).collect();
-        Ok(Self { uid: Uid::from_raw(entry.pw_uid), gid: Gid::from_raw(entry.pw_gid), groups })
+        let (name, groups) = (name.to_string_lossy().into_owned(), groups.into_iter().map(Gid::from_raw).collect());
+        Ok(Self { name, uid: Uid::from_raw(entry.pw_uid), gid: Gid::from_raw(entry.pw_gid), groups })
+    }
+
+    /// This process's: its name, or its number where the tables have none.
+    pub(crate) fn own_name() -> String {
+        let own = geteuid().as_raw().to_string();
+        Self::find(&own).map_or(own, |user| user.name)
+    }
+
+    /// The user is in this group as well, once the process is that user.
+    pub(crate) fn join(&mut self, group: &Group) {
+        self.groups.push(group.as_gid());
     }
 
     pub(crate) fn uid(&self) -> u32 {
@@ -99,6 +112,78 @@ impl User {
         set_thread_groups(&self.groups)?;
         set_thread_res_gid(self.gid, self.gid, self.gid)?;
         Ok(set_thread_res_uid(self.uid, self.uid, self.uid)?)
+    }
+}
+
+/// What the machine's tables know of a group's name.
+fn number_of(group: &CStr) -> io::Result<Option<u32>> {
+    // A group's entry has the names of all who are in it.
+    let mut buffer = vec![0; 1 << 20];
+    // SAFETY: an all-zero entry is a valid value.
+    let (mut entry, mut found): (libc::group, *mut libc::group) = (unsafe { zeroed() }, null_mut());
+    let (place, room) = (buffer.as_mut_ptr(), buffer.len());
+    // SAFETY: the entry and its texts are written to the places given, whose lengths are told.
+    let errno = unsafe { libc::getgrnam_r(group.as_ptr(), &raw mut entry, place, room, &raw mut found) };
+    match errno {
+        0 if found.is_null() => Ok(None),
+        libc::ENOENT | libc::ESRCH => Ok(None),
+        0 => Ok(Some(entry.gr_gid)),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+/// A group of the machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Group {
+    name: String,
+    gid: u32,
+}
+
+impl Group {
+    /// The group of this name, as the machine's tables know it; or of this number, which needs to be in no table.
+    ///
+    /// # Errors
+    /// There is none, or the tables cannot be read.
+    pub fn find(text: &str) -> io::Result<Self> {
+        let missing = || io::Error::new(io::ErrorKind::NotFound, "there is no such group");
+        match text.parse() {
+            // To the system, the last number is no group.
+            Ok(u32::MAX) => return Err(missing()),
+            Ok(gid) => return Ok(Self { name: text.to_owned(), gid }),
+            Err(_) => {}
+        }
+        let gid = number_of(&CString::new(text)?)?.ok_or_else(missing)?;
+        Ok(Self { name: text.to_owned(), gid })
+    }
+
+    /// What it was asked for by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its number.
+    pub fn gid(&self) -> u32 {
+        self.gid
+    }
+
+    fn as_gid(&self) -> Gid {
+        Gid::from_raw(self.gid)
+    }
+
+    /// Whether the process is in it, and so may give it files.
+    pub(crate) fn is_ours(&self) -> bool {
+        getegid() == self.as_gid() || getgroups().is_ok_and(|groups| groups.contains(&self.as_gid()))
+    }
+
+    /// The process is in it from now on.
+    pub(crate) fn join(&self) -> io::Result<()> {
+        if self.is_ours() {
+            return Ok(());
+        }
+        let mut groups = getgroups()?;
+        groups.push(self.as_gid());
+        Ok(set_thread_groups(&groups)?)
     }
 }
 
@@ -186,4 +271,22 @@ fn machine_memory() -> u64 {
     // SAFETY: the call takes and returns numbers.
     let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
     u64::try_from(pages).unwrap_or(0).saturating_mul(rustix::param::page_size() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_found_by_name_and_numbers_are_taken() {
+        let found = Group::find("root").unwrap();
+        assert_eq!((found.name(), found.gid()), ("root", 0));
+        assert_eq!(Group::find("4242").unwrap().gid(), 4242);
+        for none in ["no-such-group", "4294967295", "4294967296", "-1", ""] {
+            assert_eq!(Group::find(none).unwrap_err().kind(), io::ErrorKind::NotFound, "{none}");
+        }
+        let own = Group::find(&getegid().as_raw().to_string()).unwrap();
+        assert!(own.is_ours());
+        own.join().unwrap();
+    }
 }

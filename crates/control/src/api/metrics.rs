@@ -20,6 +20,9 @@ use crate::{
     manager::{CopyView, DeviceView, GroupView, State, Status, ThrottleView, VolumeView, WorkerView},
 };
 
+#[cfg(test)]
+mod tests;
+
 /// What the text is.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -49,11 +52,16 @@ struct Group {
     group: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct User {
+    user: String,
+}
+
 /// A shard, with its worker where that is not the daemon's own, and what more is told apart.
 type Shard = Vec<(&'static str, String)>;
 
-/// What throttles and groups of one worker held back.
-pub(crate) type HeldBack = (Vec<ThrottleView>, Vec<GroupView>);
+/// What throttles, groups and users' caps held back, of users one worker's after another's.
+pub(crate) type HeldBack = (Vec<ThrottleView>, Vec<GroupView>, Vec<(u32, u64)>);
 
 /// Seconds that only grow.
 type Seconds<L> = Family<L, Counter<f64, std::sync::atomic::AtomicU64>>;
@@ -84,7 +92,7 @@ fn render(
     registry.register("build", "What runs", Info::new([("version".to_owned(), status.version.clone())]));
     let uptime: Gauge = Gauge::default();
     uptime.set(saturate(status.uptime_seconds));
-    registry.register_with_unit("uptime", "Time since the daemon started", Unit::Seconds, uptime);
+    registry.register_with_unit("uptime", "Time since the daemon's worker started", Unit::Seconds, uptime);
     let failed: Gauge = Gauge::default();
     failed.set(i64::try_from(status.failed.len()).unwrap_or(i64::MAX));
     registry.register("failed_objects", "Volumes, devices and namespaces that do not work", failed);
@@ -95,6 +103,7 @@ fn render(
     volumes(registry, all_volumes);
     copies(registry, all_copies);
     throttles(registry, &held_back.0, &held_back.1);
+    users(registry, &held_back.2);
     shards(registry, &status.workers);
     let mut text = String::new();
     match text::encode(&mut text, &everything) {
@@ -194,6 +203,14 @@ fn throttles(registry: &mut Registry, throttles: &[ThrottleView], groups: &[Grou
     registry.register("volume_held_back", "Requests that waited for a throttle", volumes);
     registry.register_with_unit("volume_held_back", "Time that they waited", Unit::Seconds, time);
     registry.register("group_held_back", "Requests that a group was the first to hold back", groups_held);
+}
+
+fn users(registry: &mut Registry, users: &[(u32, u64)]) {
+    let held = Family::<User, Counter>::default();
+    for &(uid, count) in users {
+        held.get_or_create(&User { user: uid.to_string() }).inc_by(count);
+    }
+    registry.register("app_held_back", "Requests that a user's caps were the first to hold back", held);
 }
 
 fn shards(registry: &mut Registry, workers: &[WorkerView]) {

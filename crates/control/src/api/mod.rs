@@ -519,7 +519,7 @@ async fn status(State(manager): State<Arc<Manager>>) -> Answer<Status> {
 )]
 async fn metrics(State(manager): State<Arc<Manager>>) -> Result<Response, Problem> {
     let render = |manager: &Manager| {
-        let held_back = (manager.throttles(), manager.groups());
+        let held_back = (manager.throttles(), manager.groups(), manager.users_held_back());
         let (volumes, devices) = (manager.volumes(), manager.devices());
         let status = manager.status_with(&volumes, &devices);
         Ok(metrics::response(&status, &devices, &volumes, &manager.copies(), &held_back))

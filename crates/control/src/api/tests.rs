@@ -169,7 +169,8 @@ fn who_may_open_volumes_is_said_and_unsaid() {
     let rig = Rig::new();
     rig.json(Method::POST, "/v1/volumes", &json!({ "name": "a", "size": "1M", "backend": "memory" }));
     let (status, app) = rig.json(Method::POST, "/v1/apps", &json!({ "uid": 5, "volumes": ["a"] }));
-    let whole = json!({ "uid": 5, "volumes": ["a"], "read_only": false, "sessions": 64, "open": 0, "source": "command" });
+    let mut whole = json!({ "uid": 5, "volumes": ["a"], "read_only": false, "sessions": 64, "open": 0, "held_back": 0 });
+    whole["source"] = json!("command");
     assert_eq!((status, &app), (201, &whole));
     assert_eq!(rig.problem(Method::POST, "/v1/apps", r#"{"uid":5,"volumes":["a"]}"#).1.code, "app-exists");
     let (status, app) = rig.json(Method::PATCH, "/v1/apps/5", &json!({ "read_only": true, "sessions": 2 }));
@@ -178,6 +179,14 @@ fn who_may_open_volumes_is_said_and_unsaid() {
         (200, &json!(true), &json!(2), &json!(["a"]))
     );
     assert_eq!((rig.get("/v1/apps/5"), rig.get("/v1/apps")), ((200, app.clone()), (200, json!([app]))));
+    let caps = json!({ "iops": 5, "bandwidth": 1_000_000 });
+    let (status, app) = rig.json(Method::PATCH, "/v1/apps/5", &json!({ "caps": &caps }));
+    assert_eq!((status, &app["caps"], &app["sessions"]), (200, &caps, &json!(2)));
+    let (_, _, text) = rig.raw(Method::GET, "/metrics", "");
+    let text = String::from_utf8(text.to_vec()).unwrap();
+    assert!(text.contains("millrace_app_held_back_total{user=\"5\"} 0"), "{text}");
+    let (status, app) = rig.json(Method::PATCH, "/v1/apps/5", &json!({ "caps": {} }));
+    assert_eq!((status, &app["caps"]), (200, &Value::Null), "none is in the place of all");
     assert_eq!(rig.json(Method::DELETE, "/v1/apps/5", &Value::Null), (204, Value::Null));
     assert_eq!(rig.get("/v1/apps"), (200, json!([])));
 }
@@ -203,6 +212,7 @@ fn what_goes_wrong_is_a_problem_with_its_status() {
         (&post, "/v1/apps", r#"{"uid":5,"volumes":["a"],"sessions":0}"#, 422, "invalid"),
         (&post, "/v1/apps", r#"{"uid":-1,"volumes":["a"]}"#, 422, "bad-request"),
         (&post, "/v1/apps", r#"{"uid":5,"volumes":["a"],"speed":1}"#, 422, "bad-request"),
+        (&post, "/v1/apps", r#"{"uid":5,"volumes":["a"],"caps":{"iops":0}}"#, 422, "invalid"),
         (&patch, "/v1/apps/5", r#"{"sessions":1}"#, 404, "no-app"),
         (&delete, "/v1/apps/5", "", 404, "no-app"),
         (&Method::GET, "/v2/volumes", "", 404, "no-route"),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Name, error::ControlError, manager::SESSIONS};
+use crate::{Name, error::ControlError, manager::SESSIONS, model::GroupCaps};
 
 /// All volumes.
 const ALL: &str = "*";
@@ -24,6 +24,9 @@ pub struct AppUser {
     /// How many sessions it may have at a time.
     #[serde(default = "default_sessions")]
     pub sessions: usize,
+    /// Caps that hold for all its sessions together, in each worker.
+    #[serde(default, skip_serializing_if = "GroupCaps::is_empty")]
+    pub caps: GroupCaps,
 }
 
 /// What a user's applications shall have from now on; what is absent stays.
@@ -39,6 +42,9 @@ pub struct AppChange {
     /// How many sessions it may have at a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sessions: Option<usize>,
+    /// Caps in the place of all that it has; none lifts all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub caps: Option<GroupCaps>,
 }
 
 fn default_sessions() -> usize {
@@ -48,7 +54,7 @@ fn default_sessions() -> usize {
 impl AppUser {
     /// One that may open nothing, whatever the configuration file says.
     pub(crate) fn shut_out(uid: u32) -> Self {
-        Self { uid, volumes: Vec::new(), read_only: false, sessions: SESSIONS }
+        Self { uid, volumes: Vec::new(), read_only: false, sessions: SESSIONS, caps: GroupCaps::default() }
     }
 
     /// Whether a session like this is among what the user may have.
@@ -58,7 +64,7 @@ impl AppUser {
 
     /// What it says of volumes and their use is of no effect for those who may open all.
     pub(crate) fn is_unlimited(&self) -> bool {
-        !self.read_only && self.volumes == [ALL]
+        !self.read_only && self.volumes == [ALL] && self.caps.is_empty()
     }
 
     /// The volumes that it names.
@@ -67,10 +73,11 @@ impl AppUser {
     }
 
     pub(crate) fn changed(mut self, change: &AppChange) -> Self {
-        let AppChange { volumes, read_only, sessions } = change.clone();
+        let AppChange { volumes, read_only, sessions, caps } = change.clone();
         self.volumes = volumes.unwrap_or(self.volumes);
         self.read_only = read_only.unwrap_or(self.read_only);
         self.sessions = sessions.unwrap_or(self.sessions);
+        self.caps = caps.unwrap_or(self.caps);
         self
     }
 
@@ -101,7 +108,13 @@ impl AppUser {
                 format!("sessions: 1 to {} are possible, not {}; who shall have none is deleted", u16::MAX, self.sessions);
             return invalid(why);
         }
-        Ok(())
+        match self.caps.read() {
+            Ok(caps) if caps.is_empty() && !self.caps.is_empty() => {
+                invalid("burst: it is of caps, and there are none: say --iops N or another one beside it".to_owned())
+            }
+            Ok(_) => Ok(()),
+            Err(error) => invalid(error.to_string()),
+        }
     }
 }
 

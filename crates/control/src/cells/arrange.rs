@@ -22,6 +22,7 @@ use crate::{
     Name,
     config::{Declared, IsolationMode},
     dirs::{DirError, make_private},
+    manager::settle_files,
     model::{CopyState, GroupSpec},
     store::{Changes, CopyRecord, DeviceRecord, Store, StoreError, VolumeRecord},
 };
@@ -150,6 +151,13 @@ pub(crate) fn arrange(
         states.push(load(Some(cell.clone()), open(&path)?)?);
     }
     put_right(&states, &mut families, mode)?;
+    let volumes: Vec<&VolumeRecord> = states.iter().flat_map(|state| &state.volumes).collect();
+    for state in &states {
+        // Nobody reads of these files any more where their state goes. A worker that stays settles its own.
+        if state.cell.as_ref().is_some_and(|cell| !arranged.cells.contains(cell)) {
+            settle_files(&state.store, &volumes)?;
+        }
+    }
     let mut states = states.into_iter();
     let own = states.next().expect("the first is the daemon's own").store;
     drop(states);

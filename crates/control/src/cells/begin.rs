@@ -180,7 +180,8 @@ impl Cells {
         let to_do = unfinished(places, |uuid| self.known().values().any(|known| known.may_have(uuid)));
         let places: BTreeSet<Place> = to_do.keys().map(|(place, _)| place.clone()).collect();
         for ((place, opens), volumes) in to_do {
-            let step = if opens { Step::Open { volumes } } else { Step::release(&volumes, CHANGE_LIMIT) };
+            let step =
+                if opens { Step::Open { volumes, closed: Vec::new() } } else { Step::release(&volumes, CHANGE_LIMIT) };
             if let Err(error) = self.step(&place, step).await {
                 tracing::error!(worker = place.name(), "a move is not finished: {}", Problem::from(error).detail);
             }

@@ -14,12 +14,13 @@ use crate::{
     Name,
     api::{Body, Problem, blocking},
     config::Declared,
-    manager::{Granted, Manager, Step},
+    manager::{Granted, Limit, Manager, Step},
     store::VolumeRecord,
 };
 
 pub(super) const MOVE: &str = "/cell/move";
 pub(super) const SESSION: &str = "/cell/session";
+pub(super) const LIMIT: &str = "/cell/limit";
 pub(super) const DECLARE: &str = "/cell/declare";
 pub(super) const UPGRADE: &str = "/cell/upgrade";
 pub(super) const SETTLE: &str = "/cell/settle";
@@ -47,6 +48,7 @@ pub(crate) fn door(manager: &Arc<Manager>, declared: Option<Declared>) -> Router
     Router::new()
         .route(MOVE, post(take_step).layer(DefaultBodyLimit::max(MOVE_LIMIT)))
         .route(SESSION, post(make_session))
+        .route(LIMIT, post(limit))
         .route(DECLARE, post(declare))
         .route(UPGRADE, delete(call_off))
         .route(SETTLE, post(settle))
@@ -59,6 +61,11 @@ async fn take_step(State(door): State<Door>, Body(step): Body<Step>) -> Result<J
 
 async fn make_session(State(door): State<Door>, Body(granted): Body<Granted>) -> Result<Json<PathBuf>, Problem> {
     blocking(door.manager, move |manager| manager.receive_session(&granted)).await.map(Json)
+}
+
+async fn limit(State(door): State<Door>, Body(limit): Body<Limit>) -> Result<StatusCode, Problem> {
+    blocking(door.manager, move |manager| manager.receive_limit(&limit)).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 async fn declare(State(door): State<Door>, Body(part): Body<Part>) -> Result<StatusCode, Problem> {

@@ -101,7 +101,7 @@ impl Cells {
         drop(call);
         let manager = Arc::clone(&self.manager);
         let own = move || {
-            let held_back = (manager.throttles(), manager.groups());
+            let held_back = (manager.throttles(), manager.groups(), manager.users_held_back());
             let (volumes, devices) = (manager.volumes(), manager.devices());
             (manager.status_with(&volumes, &devices), volumes, devices, manager.copies(), held_back)
         };
@@ -111,6 +111,7 @@ impl Cells {
         };
         let status = self.sum(status).await;
         self.add_members(&mut held_back.1).await;
+        held_back.2.extend(self.others().held_back);
         for (kind, name) in [(Kind::Volumes, "volumes"), (Kind::Devices, "devices"), (Kind::Copies, "copies")] {
             for view in self.views(kind, Vec::new()).await {
                 // One that another version made and this one does not understand is left out.

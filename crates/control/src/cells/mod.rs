@@ -362,12 +362,12 @@ impl Cells {
 
     /// Takes a volume that nobody uses, and what goes with it, to another place.
     async fn move_volume(self: &Arc<Self>, volume: &str, from: &Place, to: &Place) -> Result<(), Problem> {
-        let records = self.step(from, Step::Look { volume: volume.to_owned() }).await?;
+        let mut records = self.step(from, Step::Look { volume: volume.to_owned() }).await?;
         let volumes: Vec<Name> = records.iter().map(|record| record.spec.name.clone()).collect();
         let was_open = !self.has_failed(volume, from).await;
         self.step(to, Step::Receive { records: records.clone() }).await?;
-        match self.step(from, Step::release_looked(&records, CHANGE_LIMIT)).await {
-            Ok(_) => {}
+        let closed = match self.step(from, Step::release_looked(&records, CHANGE_LIMIT)).await {
+            Ok(closed) => closed,
             Err(StepError::Refused(problem)) => {
                 self.step(to, Step::release(&volumes, CHANGE_LIMIT)).await?;
                 return Err(problem);
@@ -377,8 +377,15 @@ impl Cells {
                 self.finish_moves().await;
                 return Err(problem);
             }
+        };
+        // They may have found out, when they were closed, what their next guests are to be told.
+        let closed: Vec<_> = closed.into_iter().filter(|record| !records.contains(record)).collect();
+        for record in &mut records {
+            if let Some(closed) = closed.iter().find(|closed| closed.uuid == record.uuid) {
+                record.clone_from(closed);
+            }
         }
-        let mut opened = self.step(to, Step::Open { volumes: volumes.clone() }).await;
+        let mut opened = self.step(to, Step::Open { volumes: volumes.clone(), closed }).await;
         if was_open && let Err(StepError::Refused(problem)) = opened {
             // Where it was, it can be used.
             let back = self.move_back(records, volumes, from, to).await;
@@ -425,7 +432,7 @@ impl Cells {
             }
             released => released?,
         };
-        self.step(from, Step::Open { volumes }).await?;
+        self.step(from, Step::Open { volumes, closed: Vec::new() }).await?;
         Ok(())
     }
 }

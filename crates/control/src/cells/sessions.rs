@@ -1,7 +1,7 @@
 //! Programs' sessions on volumes that cells have. Granted here, made there, and connected to from here: requests go from the program to the cell.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     os::unix::net::UnixStream,
     path::PathBuf,
     sync::{Arc, MutexGuard, PoisonError},
@@ -19,7 +19,8 @@ use crate::{
     Name,
     api::Problem,
     error::ControlError,
-    manager::{Asker, Elsewhere, Granted, Others, RECEIVED, SessionSpec},
+    manager::{Asker, Elsewhere, Granted, Limit, Others, RECEIVED, SessionSpec},
+    model::GroupCaps,
 };
 
 /// How often is looked whether a cell's sessions have ended: it may have nothing else to go on for.
@@ -53,6 +54,7 @@ struct Shown {
     uid: u32,
     volume: String,
     read_only: bool,
+    caps: GroupCaps,
 }
 
 impl Known {
@@ -61,9 +63,17 @@ impl Known {
         let of = |(name, view): (&String, &Value)| {
             let namespace = view["namespaces"].get(0)?;
             let (name, uid, volume) = (name.clone(), session_of(view)?, namespace["volume"].as_str()?.to_owned());
-            Some(Shown { name, uid, volume, read_only: namespace["read_only"].as_bool()? })
+            // Absent: none.
+            let caps = serde_json::from_value(view["session_caps"].clone()).unwrap_or_default();
+            Some(Shown { name, uid, volume, read_only: namespace["read_only"].as_bool()?, caps })
         };
         self.devices.iter().filter_map(of).collect()
+    }
+
+    /// Requests that users' caps have held back there: each of a user's sessions says what is of all of them.
+    fn held_back(&self) -> BTreeMap<u32, u64> {
+        let of = |view: &Value| Some((session_of(view)?, view["session_held_back"].as_u64()?));
+        self.devices.values().filter_map(of).collect()
     }
 
     /// What a cell says now takes the place of what it said before. What it is about to have stays.
@@ -90,21 +100,35 @@ impl Cells {
     /// What cells have, for who is asked about applications here.
     pub(crate) fn others(&self) -> Others {
         let volumes = self.known().values().flat_map(|known| known.volumes.keys().cloned()).collect();
-        Others { sessions: self.sessions(), volumes }
+        let mut held_back = BTreeMap::new();
+        for (uid, count) in self.known().values().flat_map(Known::held_back) {
+            *held_back.entry(uid).or_insert(0) += count;
+        }
+        Others { sessions: self.sessions(), volumes, held_back }
     }
 
-    /// Ends a cell's sessions that their users may not have any more. One that does not answer is asked again by [`Self::watch`].
+    /// Ends a cell's sessions that their users may not have any more, and has the others obey the caps that their users have now. One that
+    /// does not answer is asked again by [`Self::watch`].
     pub(super) async fn end_forbidden(&self, cell: &Name) {
-        let mut found = self.known().get(cell).filter(|known| known.silent.is_none()).map(Known::shown).unwrap_or_default();
+        let found = self.known().get(cell).filter(|known| known.silent.is_none()).map(Known::shown).unwrap_or_default();
         if found.is_empty() {
             return;
         }
         let manager = Arc::clone(&self.manager);
         let looked = tokio::task::spawn_blocking(move || {
-            found.retain(|shown| !manager.may_keep(shown.uid, &shown.volume, shown.read_only));
-            found
+            let is_kept = |shown: &Shown| manager.may_keep(shown.uid, &shown.volume, shown.read_only);
+            let (kept, over): (Vec<Shown>, Vec<Shown>) = found.into_iter().partition(is_kept);
+            let limit = |shown: Shown| {
+                let caps = manager.caps_of_user(shown.uid);
+                (caps != shown.caps).then_some((shown.uid, caps))
+            };
+            (over, kept.into_iter().filter_map(limit).collect::<BTreeMap<u32, GroupCaps>>())
         });
-        for Shown { name, uid, .. } in looked.await.unwrap_or_default() {
+        let (over, limits) = looked.await.unwrap_or_default();
+        for (uid, caps) in limits {
+            self.tell_limit(cell, &Limit { uid, caps }).await;
+        }
+        for Shown { name, uid, .. } in over {
             let path = format!("{}/{name}", Kind::Devices.path());
             match self.ask(cell, (Method::DELETE, &path), Bytes::new(), CHANGE_LIMIT).await {
                 Ok(answer) if answer.status.is_success() => {
@@ -121,6 +145,17 @@ impl Cells {
             }
         }
         self.refresh(cell).await;
+    }
+
+    async fn tell_limit(&self, cell: &Name, limit: &Limit) {
+        let (uid, body) = (limit.uid, serde_json::to_vec(limit).expect("caps are numbers and text"));
+        match self.ask(cell, (Method::POST, door::LIMIT), body.into(), CHANGE_LIMIT).await {
+            Ok(answer) if answer.status.is_success() => {
+                tracing::info!(uid, worker = %cell, "the user's sessions there obey other caps");
+            }
+            Ok(answer) => tracing::error!(uid, worker = %cell, status = %answer.status, "the user's caps do not hold there"),
+            Err(error) => tracing::warn!(uid, worker = %cell, %error, "the user's caps do not hold there until it answers"),
+        }
     }
 
     /// Asks those that have sessions of this user, or may have, whether they do.
@@ -146,11 +181,11 @@ impl Cells {
         let deadline = Instant::now() + SESSION_LIMIT;
         loop {
             let Some(Place::Cell(cell)) = self.place(Kind::Volumes, &spec.volume).await else { return Ok(None) };
-            let Some(name) = self.admit(&cell, asker, spec).await? else { continue };
-            let error = match self.make_session(&cell, &name, asker, spec).await {
+            let Some(granted) = self.admit(&cell, asker, spec).await? else { continue };
+            let error = match self.make_session(&cell, &granted).await {
                 Ok(stream) => {
                     self.watch(cell);
-                    return Ok(Some((name, stream)));
+                    return Ok(Some((granted.name, stream)));
                 }
                 Err(error) => error,
             };
@@ -165,7 +200,7 @@ impl Cells {
     }
 
     /// A reservation for a session that the user may have; `None`: the cell has ended.
-    async fn admit(self: &Arc<Self>, cell: &Name, asker: Asker, spec: &SessionSpec) -> Result<Option<Name>, Problem> {
+    async fn admit(self: &Arc<Self>, cell: &Name, asker: Asker, spec: &SessionSpec) -> Result<Option<Granted>, Problem> {
         let _admission = self.admission.lock().await;
         let Some(name) = self.reserve(cell, asker).await? else { return Ok(None) };
         let mut others = self.sessions();
@@ -174,7 +209,10 @@ impl Cells {
         let admitted = tokio::task::spawn_blocking(move || manager.admit_session(asker, &wanted, &others)).await;
         let admitted = admitted.map_err(|_| Problem::panicked());
         match admitted.and_then(|admitted| admitted.map_err(|error| Problem::from(&error))) {
-            Ok(()) => Ok(Some(name)),
+            Ok(caps) => {
+                let SessionSpec { volume, read_only } = spec.clone();
+                Ok(Some(Granted { name, uid: asker.uid, volume, read_only, caps }))
+            }
             Err(problem) => {
                 self.forget_session(cell, &name);
                 self.give_up(cell);
@@ -235,14 +273,8 @@ impl Cells {
     }
 
     /// Has the cell make a session that is reserved.
-    async fn make_session(
-        self: &Arc<Self>,
-        cell: &Name,
-        name: &Name,
-        asker: Asker,
-        spec: &SessionSpec,
-    ) -> Result<UnixStream, CellError> {
-        let made = self.ask_session(cell, name, asker, spec).await;
+    async fn make_session(self: &Arc<Self>, cell: &Name, granted: &Granted) -> Result<UnixStream, CellError> {
+        let (name, made) = (&granted.name, self.ask_session(cell, granted).await);
         if made.is_err() {
             self.forget_session(cell, name);
             // It may have been too late for us alone, and then the cell has a session; and if not, nothing may be left there.
@@ -256,20 +288,13 @@ impl Cells {
         made
     }
 
-    async fn ask_session(
-        &self,
-        cell: &Name,
-        name: &Name,
-        asker: Asker,
-        spec: &SessionSpec,
-    ) -> Result<UnixStream, CellError> {
-        let SessionSpec { volume, read_only } = spec.clone();
-        let granted = Granted { name: name.clone(), uid: asker.uid, volume, read_only };
-        let body = serde_json::to_vec(&granted).expect("names and numbers are text");
+    async fn ask_session(&self, cell: &Name, granted: &Granted) -> Result<UnixStream, CellError> {
+        let body = serde_json::to_vec(granted).expect("names and numbers are text");
         let answer = self.ask(cell, (Method::POST, door::SESSION), body.into(), SESSION_LIMIT).await?;
         let socket: PathBuf = answer.json()?;
         // Nobody is waited for: it listens. A session that nobody connects to ends by itself.
-        let lost = |source| CellError::Refused(Problem::from(&ControlError::SessionLost { device: name.clone(), source }));
+        let device = granted.name.clone();
+        let lost = |source| CellError::Refused(Problem::from(&ControlError::SessionLost { device, source }));
         UnixStream::connect(socket).map_err(lost)
     }
 

@@ -95,6 +95,23 @@ fn the_example_is_right() {
 }
 
 #[test]
+fn what_is_installed_declares_settings_only() {
+    let installed = include_str!("../../../../packaging/millrace.toml");
+    let declared = parse(installed).unwrap();
+    assert!(declared.volumes.is_empty() && declared.devices.is_empty() && declared.groups.is_empty());
+    assert_eq!(declared.sandbox.allow, [Path::new("/var/lib/millrace")]);
+    // What is a comment there can be taken out of it.
+    let uncommented = |line: &'static str| match line.strip_prefix("# ") {
+        Some(setting) if setting.contains(" = ") || setting.starts_with('[') => setting,
+        _ => line,
+    };
+    let whole: Vec<_> = installed.lines().map(uncommented).collect();
+    let whole = parse(&whole.join("\n")).unwrap();
+    assert!(whole.shards.is_some() && whole.isolation.is_some() && whole.operators.len() == 1);
+    assert!(whole.socket_group.is_some());
+}
+
+#[test]
 fn an_empty_file_declares_nothing() {
     let declared = parse("").unwrap();
     assert!(declared.volumes.is_empty() && declared.devices.is_empty() && declared.shards.is_none());
@@ -246,13 +263,14 @@ fn a_format_of_a_guest_is_no_difference() {
 #[test]
 fn settings_are_handed_on_as_they_are() {
     let text = "shards = \"0,2\"\npolling = \"spin\"\nplacement = \"disk\"\nisolation = \"tenant\"\nworker_shards = \"2\"\n\
-                [[app]]\nuid = 7\nvolumes = [\"*\"]\n[[operator]]\nuid = 8\n[[operator]]\ngid = 9\n";
+                socket_group = \"kvm\"\n[[app]]\nuid = 7\nvolumes = [\"*\"]\ncaps.iops = 5\n[[operator]]\nuid = 8\n[[operator]]\ngid = 9\n";
     let settings = parse(text).unwrap().settings();
     let handed: FileSettings = serde_json::from_str(&serde_json::to_string(&settings).unwrap()).unwrap();
     assert_eq!(handed, settings);
     assert!(settings.differences(&handed).is_empty());
     let empty = parse("").unwrap().settings();
-    let all = ["shards", "polling", "placement", "isolation", "worker_shards", "app", "operator"];
+    assert_eq!(settings.socket_group(), Some("kvm"));
+    let all = ["shards", "polling", "placement", "isolation", "worker_shards", "socket_group", "app", "operator"];
     assert_eq!((settings.differences(&empty), empty), (all.to_vec(), FileSettings::default()));
 }
 
@@ -268,6 +286,7 @@ fn a_user_of_volumes_is_declared_once_and_sensibly() {
         ("volumes = [\"a b\"]", "\"a b\" is no volume's name"),
         ("volumes = [\"a\"]\nsessions = 0", "sessions: 1 to 65535 are possible, not 0"),
         ("volumes = [\"a\"]\nsessions = 65536", "sessions: 1 to 65535 are possible, not 65536"),
+        ("volumes = [\"a\"]\ncaps = { iops = 0 }", "m.toml:1: user 7: iops: 1 at least is possible"),
     ] {
         let error = error(&app(keys));
         assert!(error.contains(why), "{error}");

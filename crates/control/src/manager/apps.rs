@@ -1,15 +1,16 @@
 //! Who may open volumes as an application. What commands say of a user is stored, and holds over what the configuration file says of it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Asker, Device, Elsewhere, Inner, Manager};
+use super::{Asker, Elsewhere, Inner, Manager, limits};
 use crate::{
     Name,
     apps::{AppChange, AppUser, invalid},
     error::ControlError,
+    model::GroupCaps,
     store::{Changes, StoreError},
 };
 
@@ -18,6 +19,8 @@ use crate::{
 pub(crate) struct Others {
     pub(crate) sessions: Elsewhere,
     pub(crate) volumes: BTreeSet<String>,
+    /// Requests that users' caps have held back there.
+    pub(crate) held_back: BTreeMap<u32, u64>,
 }
 
 /// Who said it.
@@ -43,6 +46,12 @@ pub struct AppView {
     pub sessions: usize,
     /// How many it has.
     pub open: usize,
+    /// Caps that hold for all its sessions together, in each worker.
+    #[serde(default, skip_serializing_if = "GroupCaps::is_empty")]
+    pub caps: GroupCaps,
+    /// Requests that they were the first to hold back, in all workers that have sessions of it. From nothing when it gets caps.
+    #[serde(default)]
+    pub held_back: u64,
     /// Who said so.
     pub source: AppSource,
 }
@@ -68,6 +77,7 @@ impl Manager {
             return Err(ControlError::AppExists { uid: app.uid });
         }
         check(&inner, app, app.named(), others)?;
+        self.check_caps(app)?;
         self.say_of_app(&mut inner, app)?;
         self.app_view(&inner, app.uid, others)
     }
@@ -78,12 +88,13 @@ impl Manager {
         let mut inner = self.lock()?;
         let (before, _) = self.app_of(&inner, uid).ok_or(ControlError::NoApp { uid })?;
         if *change == AppChange::default() {
-            return Err(invalid(uid, "say which volumes, which use of them or how many sessions it shall have"));
+            return Err(invalid(uid, "say which volumes, which use of them, how many sessions or which caps it shall have"));
         }
         let app = before.clone().changed(change);
         // Volumes that were named before may have gone since.
         let new = app.named().filter(|name| !before.volumes.iter().any(|before| before == name));
         check(&inner, &app, new, others)?;
+        self.check_caps(&app)?;
         self.say_of_app(&mut inner, &app)?;
         self.app_view(&inner, uid, others)
     }
@@ -155,16 +166,16 @@ impl Manager {
 
     /// Stores what is said of a user now, with the end of the sessions that it does not leave.
     fn say_of_app(&self, inner: &mut Inner, app: &AppUser) -> Result<(), ControlError> {
-        let uid = app.uid;
+        let (uid, caps) = (app.uid, limits::read(app.uid, &app.caps)?);
         let may_all = Asker { uid }.may_all();
-        let is_over = |device: &&Device| {
-            let mut shown = device.record.namespaces.iter();
-            let is_theirs = device.record.session.as_ref().is_some_and(|session| session.uid == uid);
+        let over = inner.sessions_where(uid, |record, session| {
+            let mut shown = record.namespaces.iter();
             let is_allowed = !app.volumes.is_empty() && shown.all(|at| app.allows(at.volume.as_str(), at.read_only));
-            is_theirs && !may_all && !is_allowed
-        };
-        let over: Vec<Name> = inner.devices.values().filter(is_over).map(|device| device.record.spec.name.clone()).collect();
-        let mut changes = Changes { remove_devices: over.iter().collect(), ..Changes::default() };
+            !may_all && (!is_allowed || self.is_past_caps(session, &app.caps))
+        });
+        let records = inner.with_caps(uid, &app.caps, &over);
+        let (remove_devices, put_devices) = (over.iter().collect(), records.iter().collect());
+        let mut changes = Changes { put_devices, remove_devices, ..Changes::default() };
         let is_needless = self.is_needless(app);
         if is_needless {
             changes.remove_apps.push(uid);
@@ -178,21 +189,38 @@ impl Manager {
             inner.apps.insert(uid, app.clone());
         }
         let AppUser { volumes, read_only, sessions, .. } = app;
-        tracing::info!(uid, ?volumes, read_only, sessions, "what a user's applications may open has changed");
+        let said = app.caps.settings();
+        tracing::info!(uid, ?volumes, read_only, sessions, caps = ?said, "what a user's applications may have has changed");
+        self.end_over(inner, uid, over);
+        inner.obey(uid, &caps, records);
+        Ok(())
+    }
+
+    /// Ends sessions whose end is stored.
+    pub(super) fn end_over(&self, inner: &mut Inner, uid: u32, over: Vec<Name>) {
         for name in over {
-            tracing::info!(device = %name, uid, "session ended: its user may not have it any more");
+            tracing::info!(device = %name, uid, "session ended: its user may not have it any more in this way");
             self.settle_account(inner, &name);
             if let Some(device) = inner.devices.remove(&name) {
                 inner.retire(device);
             }
         }
-        Ok(())
+    }
+
+    /// What the binary before this one may not understand waits until nobody goes back to it.
+    fn check_caps(&self, app: &AppUser) -> Result<(), ControlError> {
+        if app.caps.is_empty() || !self.is_on_trial() {
+            return Ok(());
+        }
+        Err(invalid(app.uid, "caps: an upgrade is not settled, and who may take over again may know none; try again later"))
     }
 
     fn app_view(&self, inner: &Inner, uid: u32, others: &Others) -> Result<AppView, ControlError> {
         let (app, source) = self.app_of(inner, uid).ok_or(ControlError::NoApp { uid })?;
-        let AppUser { volumes, read_only, sessions, .. } = app.clone();
-        Ok(AppView { uid, volumes, read_only, sessions, open: inner.sessions_of(uid, &others.sessions), source })
+        let AppUser { volumes, read_only, sessions, caps, .. } = app.clone();
+        let open = inner.sessions_of(uid, &others.sessions);
+        let held_back = inner.held_back_of(uid) + others.held_back.get(&uid).copied().unwrap_or(0);
+        Ok(AppView { uid, volumes, read_only, sessions, open, caps, held_back, source })
     }
 }
 
@@ -205,8 +233,8 @@ fn check<'a>(
 ) -> Result<(), ControlError> {
     app.validate()?;
     if (Asker { uid: app.uid }).may_all() && !app.is_unlimited() {
-        let why =
-            "it may open every volume, and only the number of its sessions can be said: volumes \"*\", to read and write";
+        let why = "it may open every volume, and only the number of its sessions can be said: volumes \"*\", to read and \
+                   write, no caps";
         return Err(invalid(app.uid, why));
     }
     match new.find(|name| !inner.volumes.contains_key(*name) && !others.volumes.contains(*name)) {

@@ -3,19 +3,21 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     os::unix::ffi::OsStrExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, PoisonError},
     time::Instant,
 };
 
 use millrace_engine::{DiskKey, Placement, ShardHandle, ShardLoad, place};
-use millrace_frontends::nvme::Namespace;
+use millrace_frontends::nvme::{Host, Namespace};
+use millrace_sandbox::Group;
 use uuid::Uuid;
 
 use super::{Device, DeviceView, Inner, Manager, NamespaceView, volumes::FileIdentity};
 use crate::{
     Name, Size,
     devices::{ANSWER, forget, on_shard},
+    dirs::tell_closed,
     disks::{Live, ONLY},
     error::ControlError,
     model::{AttachSpec, DeviceKind, DeviceSpec},
@@ -63,7 +65,12 @@ impl Manager {
         self.store.apply(&Changes { put_volumes, remove_devices, ..Changes::default() })?;
         self.settle_account(&inner, &name);
         if let Some(device) = inner.devices.remove(&name) {
+            let cntlid = device.record.cntlid;
             inner.retire(device);
+            inner.forget_controller(cntlid, &*self.host);
+            if inner.volumes.values().any(|volume| volume.live.is_err()) {
+                inner.forgotten.insert(cntlid);
+            }
         }
         for record in orphans {
             inner.adopt(record);
@@ -94,6 +101,7 @@ impl Manager {
     pub fn attach(&self, device: &str, spec: &AttachSpec) -> Result<NamespaceView, ControlError> {
         self.reach(device)?;
         let mut inner = self.lock()?;
+        inner.check_goes_on(device)?;
         self.settle(&mut inner, device, spec)?;
         self.settle_volume(&inner, spec.volume.as_str());
         let (before, nsid) = (inner.device(device)?.record.clone(), inner.make_attachment(device, spec)?);
@@ -223,6 +231,7 @@ impl Manager {
                 DeviceKind::VirtioBlk(disk) => disk.serial = disk.serial.take().or_else(serial),
             }
         }
+        inner.forget_controller(cntlid, &*self.host);
         let record = DeviceRecord { spec, cntlid, uuid, namespaces: Vec::new(), session, disk_kind: None };
         let live = self.start_device(inner, &record, disk).inspect_err(|_| {
             // The keeper may have its socket already.
@@ -240,7 +249,15 @@ impl Manager {
     ) -> Result<Live, ControlError> {
         let shard = self.shard_for(inner, &record.spec, disk);
         let (socket, host) = (self.socket(&record.spec), Arc::clone(&self.host));
-        Live::start(record, socket, shard, host, self.settings.keeper.as_ref(), self.settings.card)
+        // To a session we connect ourselves.
+        let group = self.settings.socket_group.as_ref().filter(|_| record.session.is_none());
+        if let (Some(group), Some(folder)) = (group, record.spec.socket.as_deref().and_then(Path::parent)) {
+            tell_closed(folder, group);
+        }
+        let socket = (socket, group.map(Group::gid));
+        // An engine knows no user's caps.
+        let card = self.settings.card.filter(|_| !record.is_limited());
+        Live::start(record, socket, shard, host, self.settings.keeper.as_ref(), card)
     }
 
     /// Where a device's guests connect.
@@ -367,6 +384,7 @@ impl Inner {
             entry.record.note_kind(&geometry, spec.read_only);
             entry.record.namespaces.sort_by_key(|namespace| namespace.nsid);
         }
+        self.lead_limited(self.device(device)?);
         Ok(nsid)
     }
 
@@ -374,8 +392,9 @@ impl Inner {
     fn take_attachment(&mut self, device: &str, nsid: u32) {
         let Some(device) = self.devices.get_mut(device) else { return };
         let was_shown = device.failed.remove(&nsid).is_none();
-        let Some(live) = device.live.as_ref().ok().filter(|_| was_shown) else { return };
-        if let Err(error) = live.detach(nsid) {
+        let Ok(live) = &device.live else { return };
+        let gone = if was_shown { live.detach(nsid) } else { live.give_up(nsid) };
+        if let Err(error) = gone {
             tracing::warn!(device = %device.record.spec.name, nsid, %error, "a namespace could not be detached");
         }
     }
@@ -383,12 +402,27 @@ impl Inner {
     /// A device goes, at once or when its commands have finished.
     pub(super) fn retire(&mut self, device: Device) {
         let (uuid, name) = (device.record.uuid, device.record.spec.name.clone());
+        self.late.forget(&name);
         if device.live.is_err() {
             // Its guest was kept for a worker that brings it back.
             let kept = self.keeper.clone().map(|keeper| (keeper, uuid.into_bytes()));
             forget(&name, kept);
         }
         self.retiring.extend(stop(device).map(|live| (uuid, name, live)));
+    }
+
+    /// No device has this controller identifier: what its last one's guest had reserved by it alone goes, so that the next one's does not have it.
+    fn forget_controller(&self, cntlid: u16, host: &dyn Host) {
+        for namespace in self.volumes.values().filter_map(|volume| volume.live.as_ref().ok()) {
+            namespace.forget_controller(cntlid, host);
+        }
+    }
+
+    /// What was forgotten while these volumes were not open.
+    pub(super) fn forget_late(&self, opened: &BTreeSet<Name>, host: &dyn Host) {
+        for namespace in opened.iter().filter_map(|name| self.volumes.get(name)?.live.as_ref().ok()) {
+            self.forgotten.iter().for_each(|cntlid| namespace.forget_controller(*cntlid, host));
+        }
     }
 
     /// Lets go of devices whose commands have finished by now.

@@ -46,9 +46,8 @@ use crate::{
 
 /// How long a change waits for requests in flight.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the requests of a dead worker may keep a file, and how often is looked.
-const FILE_PATIENCE: Duration = Duration::from_secs(60);
-/// The same when nobody knows of a dead worker: its keeper died as well, or the file is somebody else's.
+/// How long a file may be kept by requests of a worker of which nobody knows: its keeper died as well, or the file is somebody else's. And how
+/// often is looked.
 const FILE_PATIENCE_ALONE: Duration = Duration::from_secs(3);
 const FILE_LOOK: Duration = Duration::from_millis(1);
 /// Stacks of a volume that are remembered.
@@ -133,6 +132,10 @@ struct Opener<'a> {
     stored: Option<Stored<'a>>,
     /// Where blocks in memory are kept for the next worker.
     kept: Option<KeptLeaves>,
+    /// How long a stored volume's file is waited for at most.
+    patience: Duration,
+    /// When this worker began to open files.
+    began: u64,
     /// What was done to files so far.
     files: RefCell<Vec<FileChange>>,
     /// The files that were opened.
@@ -157,11 +160,9 @@ impl Opener<'_> {
             FileOptions { path: path.clone(), size: *size, block_size: *block_size, read_only: self.spec.read_only };
         // After a worker's death its file stays locked until the kernel has finished its requests: nothing may be done to the file
         // before, or what the dead one wrote could come after what its successor writes.
-        let succeeds = self.kept.as_ref().is_some_and(KeptLeaves::has_predecessor);
-        let patience = match (self.stored.is_some(), succeeds) {
-            (false, _) => Duration::ZERO,
-            (true, false) => FILE_PATIENCE_ALONE,
-            (true, true) => FILE_PATIENCE,
+        let patience = match (&self.stored, self.kept.as_ref().and_then(|kept| kept.patience(self.began))) {
+            (None, _) => Duration::ZERO,
+            (Some(_), patience) => patience.unwrap_or_default().max(FILE_PATIENCE_ALONE).min(self.patience),
         };
         let deadline = Instant::now() + patience;
         loop {
@@ -239,7 +240,8 @@ impl Inner {
             Some((name.clone(), blocks))
         };
         let volumes = self.volumes.iter().filter_map(live).collect();
-        Opener { spec, volumes, stored, kept, files: RefCell::default(), opened: RefCell::default() }
+        let (patience, began) = (self.late.patience(&spec.name), self.late.began());
+        Opener { spec, volumes, stored, kept, patience, began, files: RefCell::default(), opened: RefCell::default() }
     }
 
     /// Makes a volume's inside. `size` is what its legs are told; `None`: it follows from them. `leaves` are the numbers of those in memory.
@@ -377,7 +379,7 @@ impl Inner {
     }
 
     /// The stacks of all volumes; of those that are being changed both.
-    fn stacks(&self) -> impl Iterator<Item = (&Name, &Node)> {
+    pub(super) fn stacks(&self) -> impl Iterator<Item = (&Name, &Node)> {
         let present = self.volumes.values().map(|volume| (&volume.record.spec.name, &volume.record.spec.stack));
         present.chain(&self.changing)
     }

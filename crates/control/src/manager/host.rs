@@ -1,11 +1,13 @@
 //! What guests ask of the daemon: their own namespaces, formats, and what must be remembered of them.
 //!
-//! Controllers ask from their shards and must not wait, so that a thread of its own does the work.
+//! Controllers ask from their shards and must not wait, so that a thread of its own does the work; what has to do with files each device has
+//! done by another one, for a file system that does not answer keeps it waiting.
 
 use std::{
-    path::Path,
+    collections::{BTreeMap, VecDeque},
+    path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel},
     },
     thread,
@@ -17,7 +19,10 @@ use millrace_block::{BlockError, BlockSize, VolumeError};
 use millrace_frontends::nvme::{Host, HostReply, Namespace, NewFormat, Status};
 use millrace_services::Leaf;
 
-use super::{Inner, Manager, Volume, WeakManager, volumes::own_file_name};
+use super::{
+    Inner, Manager, Volume, WeakManager,
+    volumes::{look, own_file_name},
+};
 use crate::{
     Name, Size,
     confine::tell_refused,
@@ -39,6 +44,17 @@ pub(super) enum Request {
     Format { device: String, namespace: Arc<Namespace>, format: NewFormat, reply: HostReply<()> },
     Attachment { device: String, nsid: u32, attached: bool },
     Notice { namespace: Arc<Namespace>, notify: Vec<([u8; 16], u8)> },
+}
+
+impl Request {
+    /// The device, of what has to do with files.
+    fn needs_files(&self) -> Option<String> {
+        match self {
+            Self::Create { device, .. } | Self::Delete { device, .. } => Some(device.clone()),
+            // A format has a thread of its own.
+            Self::Format { .. } | Self::Attachment { .. } | Self::Notice { .. } => None,
+        }
+    }
 }
 
 /// The controllers' end.
@@ -85,15 +101,62 @@ impl Host for HostLink {
     }
 }
 
+/// Requests that have to do with files, device by device: those of one are answered in turn, in a thread that is there while there are any.
+#[derive(Clone, Default)]
+struct Turns(Arc<Mutex<BTreeMap<String, VecDeque<Request>>>>);
+
+impl Turns {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, VecDeque<Request>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// There are no more than a controller has commands of the kind in flight.
+    fn add(&self, manager: &Arc<Manager>, device: &str, request: Request) {
+        {
+            let mut turns = self.lock();
+            if let Some(waiting) = turns.get_mut(device) {
+                waiting.push_back(request);
+                return;
+            }
+            turns.insert(device.to_owned(), VecDeque::from([request]));
+        }
+        let (turns, manager, of) = (self.clone(), Arc::downgrade(manager), device.to_owned());
+        let work = move || {
+            while let Some(request) = turns.next(&of) {
+                // Nobody listens: the reply goes, and the controller takes that for a refusal.
+                if let Some(manager) = manager.upgrade() {
+                    manager.answer(request);
+                }
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("millrace-guest".to_owned()).spawn(work) {
+            // The replies go, which the guest is told as a failure.
+            tracing::warn!(device, %error, "no thread for what a guest asks for");
+            self.lock().remove(device);
+        }
+    }
+
+    /// The next of a device; without one, its thread ends.
+    fn next(&self, device: &str) -> Option<Request> {
+        let mut turns = self.lock();
+        let next = turns.get_mut(device).and_then(VecDeque::pop_front);
+        if next.is_none() {
+            turns.remove(device);
+        }
+        next
+    }
+}
+
 /// The manager's end.
 pub(super) struct HostThread {
     manager: WeakManager,
     requests: Receiver<Request>,
+    turns: Turns,
 }
 
 impl HostThread {
     pub(super) fn new(manager: WeakManager, requests: Receiver<Request>) -> Self {
-        Self { manager, requests }
+        Self { manager, requests, turns: Turns::default() }
     }
 
     /// Answers until the manager is gone.
@@ -104,7 +167,10 @@ impl HostThread {
             let request = self.requests.recv_timeout(next.saturating_duration_since(Instant::now()));
             let Some(manager) = self.manager.upgrade() else { return };
             match request {
-                Ok(request) => manager.answer(request),
+                Ok(request) => match request.needs_files() {
+                    Some(device) => self.turns.add(&manager, &device, request),
+                    None => manager.answer(request),
+                },
                 Err(RecvTimeoutError::Timeout) => {
                     manager.sample_loads();
                     tell_refused();
@@ -170,6 +236,11 @@ impl Manager {
         bytes: u64,
         block_size: BlockSize,
     ) -> Result<Arc<Namespace>, Status> {
+        let room = self.peek().room_of(device);
+        if let Some(room) = &room {
+            look(room);
+        }
+        self.look_at_unopened();
         let mut inner = self.lock().map_err(|error| status_of(&error))?;
         let entry = inner.device(device).map_err(|error| status_of(&error))?;
         super::devices::free_nsid(&entry.record, Some(nsid)).map_err(|error| status_of(&error))?;
@@ -229,6 +300,10 @@ impl Manager {
     }
 
     fn delete_namespace(&self, device: &str, nsid: u32) -> Result<(), Status> {
+        let file = self.peek().own_file_of(device, nsid);
+        if let Some(file) = &file {
+            look(file);
+        }
         let mut inner = self.lock().map_err(|error| status_of(&error))?;
         let entry = inner.device(device).map_err(|error| status_of(&error))?;
         let found = entry.record.namespaces.iter().find(|namespace| namespace.nsid == nsid);
@@ -252,12 +327,16 @@ impl Manager {
             inner.admit_requests(&name);
             return Err(Status::INTERNAL_ERROR);
         }
-        if let Some(mut volume) = inner.volumes.remove(&name) {
+        let gone = inner.volumes.remove(&name).map(|mut volume| {
             volume.close_for_good(true);
             inner.forget_kept(&volume.record.spec.name, volume.record.uuid);
             self.remove_own_file(&volume.record);
-        }
+            volume
+        });
         inner.set_record(device, record);
+        drop(inner);
+        // Its file is closed here: where that hangs, the operator's calls do not wait for it.
+        drop(gone);
         Ok(())
     }
 
@@ -311,6 +390,21 @@ impl Inner {
             };
             text.parse().ok().filter(|name: &Name| !self.volumes.contains_key(name))
         })
+    }
+
+    /// Where files of a guest's own namespaces are made.
+    fn room_of(&self, device: &str) -> Option<PathBuf> {
+        match &self.devices.get(device)?.record.spec.kind.nvme()?.ns_backend.0 {
+            BackendSpec::File(directory) => Some(directory.clone()),
+            _ => None,
+        }
+    }
+
+    /// The file of a guest's own namespace.
+    fn own_file_of(&self, device: &str, nsid: u32) -> Option<PathBuf> {
+        let namespaces = &self.devices.get(device)?.record.namespaces;
+        let namespace = namespaces.iter().find(|namespace| namespace.nsid == nsid)?;
+        self.volumes.get(&namespace.volume)?.record.own_file().map(Path::to_owned)
     }
 
     fn set_record(&mut self, device: &str, record: crate::store::DeviceRecord) {

@@ -1,18 +1,20 @@
 //! Leaves in memory: each has a number within its volume, by which the keeper has its memory files, so that what is in them outlives a
 //! worker, however many there are and wherever a change of the stack puts them.
 
-use std::{cell::Cell, io, os::fd::BorrowedFd, sync::Arc};
+use std::{cell::Cell, io, os::fd::BorrowedFd, sync::Arc, time::Duration};
 
 use millrace_backends::MemoryVolume;
 use millrace_block::{BlockSize, Volume as Blocks, VolumeError};
-use millrace_keeper::{Key, Kind, Link, LinkError};
+use millrace_keeper::{Key, Kind, Link, LinkError, Predecessor};
 use millrace_services::{Leaf, Node, graph::Graph};
 use uuid::Uuid;
 
-use crate::store::VolumeRecord;
+use crate::{daemon::monotonic_micros, store::VolumeRecord};
 
 /// Files that a leaf may have: more than a store in memory makes, each of which doubles it.
 const FILES: u32 = 64;
+/// How long the requests of a dead worker may keep a file.
+const FILE_PATIENCE: Duration = Duration::from_secs(60);
 
 fn is_in_memory(leaf: &Leaf) -> bool {
     leaf.spec == "memory"
@@ -48,6 +50,13 @@ impl VolumeRecord {
     }
 }
 
+/// What is left of the time for a dead worker's requests.
+fn left(before: &Predecessor, began: u64, now: u64) -> Duration {
+    // Of one that served nobody, the end of the last that did is known: it may have asked disks for something since.
+    let since = if before.served_millis == 0 { before.died_micros.max(began) } else { before.died_micros };
+    FILE_PATIENCE.saturating_sub(Duration::from_micros(now.saturating_sub(since)))
+}
+
 /// Opens the leaves in memory of one graph.
 pub(super) struct KeptLeaves {
     keeper: Arc<Link>,
@@ -76,9 +85,10 @@ impl KeptLeaves {
         Self { keeper: Arc::clone(keeper), owner: before.uuid, numbers: Numbers::From(first), opened: Cell::new(0) }
     }
 
-    /// Whether a worker before this one may still have requests under way in the kernel.
-    pub(super) fn has_predecessor(&self) -> bool {
-        self.keeper.predecessor().is_some()
+    /// How long requests of the worker before this one may still keep files, from its end on, for all of them; `None`: there was none. `began`:
+    /// when this one did.
+    pub(super) fn patience(&self, began: u64) -> Option<Duration> {
+        Some(left(&self.keeper.predecessor()?, began, monotonic_micros()))
     }
 
     /// The next leaf, from left to right.
@@ -152,5 +162,20 @@ impl KeptLeaves {
         if let Err(error) = gone {
             tracing::warn!(%error, "the keeper could not be told that a leaf in memory is gone");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_of_a_worker_that_served_nobody_have_their_time_too() {
+        let before =
+            |served_millis| Predecessor { signal: None, served_millis, pid: 1, died_micros: 1_000_000, let_go: false };
+        let (began, now) = (58_000_000, 59_000_000);
+        assert_eq!(left(&before(5), began, now), Duration::from_secs(2), "from its end on");
+        assert_eq!(left(&before(0), began, now), Duration::from_secs(59), "it ended when this one began, or before");
+        assert_eq!(left(&before(5), began, 90_000_000), Duration::ZERO);
     }
 }

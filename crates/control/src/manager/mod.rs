@@ -11,16 +11,20 @@
 //! * What is on disk was true at some moment; a daemon that starts makes it true again, and shows what it cannot.
 //! * The data path waits for nothing here: shards are called, and never call back in.
 //! * A shard or a file system that hangs keeps waiting who needs it, and nobody else: shards are reached and files looked at before what exists is
-//!   locked; a shard that hangs all the same is waited for once.
+//!   locked; a shard that hangs all the same is waited for once. What guests ask for that needs files is done beside the thread that answers them.
 
 mod apps;
 mod copies;
+mod crew;
 mod devices;
 mod format;
 mod graphs;
 mod groups;
 mod host;
+mod images;
+mod late;
 mod leaves;
+mod limits;
 mod migrations;
 mod moves;
 mod restore;
@@ -51,6 +55,7 @@ use self::{
     graphs::{LiveGraph, Means},
     groups::Group,
     host::{HostLink, HostThread},
+    late::Late,
 };
 use crate::{
     Name,
@@ -67,6 +72,7 @@ pub use graphs::HistoryEntry;
 pub(crate) use graphs::seconds_now;
 pub use groups::GroupView;
 pub(crate) use groups::ThrottleView;
+pub(crate) use limits::Limit;
 pub(crate) use moves::{RECEIVED, Step};
 pub use restore::RestoreError;
 pub(crate) use sessions::{Asker, Elsewhere, Granted, SESSIONS, SessionSpec};
@@ -75,7 +81,7 @@ pub use views::{
     CopyView, DeviceCounters, DeviceView, MigrationView, NamespaceView, ShardView, State, Status, UserView, VolumeView,
     WorkerName, WorkerView,
 };
-pub(crate) use volumes::twin_name;
+pub(crate) use volumes::{settle_files, twin_name};
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -100,6 +106,8 @@ pub(crate) struct Settings {
     pub(crate) apps: Vec<AppUser>,
     /// The engine that takes controllers' I/O queues, if one does.
     pub(crate) card: Option<CardSpec>,
+    /// Who may connect to devices' sockets, beside our own user.
+    pub(crate) socket_group: Option<millrace_sandbox::Group>,
 }
 
 /// Owner of volumes, devices and their stored state.
@@ -132,6 +140,8 @@ struct Inner {
     groups: BTreeMap<Name, Group>,
     /// What commands said of users' applications, by the users' numbers.
     apps: BTreeMap<u32, AppUser>,
+    /// Users' caps for their sessions here, by the users' numbers.
+    limits: BTreeMap<u32, Arc<millrace_services::throttle::Group>>,
     devices: BTreeMap<Name, Device>,
     /// Volumes that are being formatted.
     formatting: BTreeSet<Name>,
@@ -150,8 +160,12 @@ struct Inner {
     settled: Vec<Name>,
     /// What volumes are made with.
     means: Means,
+    /// Devices whose guests do not go on yet.
+    late: Late,
     /// Deleted devices whose commands have not finished, with their identities, under which the keeper holds what they need.
     retiring: Vec<(Uuid, Name, Live)>,
+    /// Controller identifiers that were given up while volumes were not open, which may know reservations of theirs.
+    forgotten: BTreeSet<u16>,
     /// Volumes that came from another worker and were never open here.
     received: BTreeSet<Uuid>,
     stopping: bool,
@@ -253,10 +267,19 @@ impl Manager {
 
     /// What exists while no volume is being resized: nothing may end in the middle of that. Nor, if it can be helped for so long, of a change.
     fn at_rest(&self, patience: Duration) -> MutexGuard<'_, Inner> {
-        let patience = Instant::now() + patience;
+        self.at_rest_within(patience, None)
+    }
+
+    /// The same, with an end to the wait for resizes, too: what is stored on their way lets the next start go on. Formats, whose guests go on
+    /// waiting elsewhere when another worker follows, are waited for as well then.
+    fn at_rest_within(&self, changes: Duration, resizes: Option<Duration>) -> MutexGuard<'_, Inner> {
+        let begun = Instant::now();
         loop {
             let inner = self.peek();
-            if inner.resizing.is_empty() && (inner.changing.is_empty() || Instant::now() > patience) {
+            let waited = begun.elapsed();
+            let is_whole = inner.resizing.is_empty() && (resizes.is_none() || inner.formatting.is_empty());
+            let resized = is_whole || resizes.is_some_and(|limit| waited >= limit);
+            if resized && (inner.changing.is_empty() || waited >= changes) {
                 return inner;
             }
             drop(inner);

@@ -6,13 +6,22 @@
 //!
 //! Whatever ends between two of the steps, the declaration is stored somewhere; where it is stored twice, the one that is not open goes.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use millrace_services::{Leaf, throttle::groups_of};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{Inner, Manager, Volume, leaves::in_memory};
+use super::{
+    Inner, Manager, Volume,
+    leaves::in_memory,
+    shutdown::{FlushError, flush},
+    volumes::look_at_files,
+};
 use crate::{
     Name,
     daemon::monotonic_micros,
@@ -23,6 +32,9 @@ use crate::{
 /// Why a volume that was received is not open.
 pub(crate) const RECEIVED: &str = "it is on its way to this worker";
 
+/// How long what was written to a volume may take to become durable before it goes.
+const FLUSH_LIMIT: Duration = Duration::from_secs(20);
+
 /// A part of a move.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "lowercase", deny_unknown_fields)]
@@ -31,7 +43,7 @@ pub(crate) enum Step {
     Look { volume: String },
     /// Store these.
     Receive { records: Vec<VolumeRecord> },
-    /// Close these and forget them. Their files stay. Not after `before`, by the system's clock in microseconds: then nobody waits for it
+    /// Close these and forget them; what they are then. Their files stay. Not after `before`, by the system's clock in microseconds: then nobody waits for it
     /// any more, and who has them may be settled otherwise.
     Release {
         volumes: Vec<Name>,
@@ -42,7 +54,12 @@ pub(crate) enum Step {
         looked: Vec<VolumeRecord>,
     },
     /// Open what was received.
-    Open { volumes: Vec<Name> },
+    Open {
+        volumes: Vec<Name>,
+        /// Those that found out something when they were closed where they were, with that.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        closed: Vec<VolumeRecord>,
+    },
 }
 
 /// The end of a release of a worker that says none.
@@ -81,12 +98,12 @@ impl Manager {
 
     /// Does a part of a move; what it is about.
     pub(crate) fn step(&self, step: &Step) -> Result<Vec<VolumeRecord>, ControlError> {
-        if let Step::Release { volumes, .. } = step {
-            for name in volumes {
-                self.measure_now(name.as_str());
-            }
-        }
+        self.prepare(step)?;
         let mut inner = self.lock()?;
+        if matches!(step, Step::Look { .. } | Step::Release { .. }) {
+            // What was found out since that was looked at last goes along.
+            self.note_legs(&mut inner);
+        }
         match step {
             Step::Look { volume } => inner.family(volume),
             Step::Receive { records } => self.receive(&mut inner, records),
@@ -94,7 +111,8 @@ impl Manager {
                 inner.check_unchanged(looked)?;
                 self.release(&mut inner, volumes, *before)
             }
-            Step::Open { volumes } => {
+            Step::Open { volumes, closed } => {
+                self.note_closed(&mut inner, closed)?;
                 // From here on it is this worker's, whatever becomes of it.
                 self.store.apply(&Changes { remove_received: volumes.iter().collect(), ..Changes::default() })?;
                 let opened = inner.open_received(volumes);
@@ -103,6 +121,89 @@ impl Manager {
                 opened
             }
         }
+    }
+
+    /// What may have to wait for a file system or a shard, while nothing is locked.
+    fn prepare(&self, step: &Step) -> Result<(), ControlError> {
+        match step {
+            Step::Release { volumes, .. } => {
+                for name in volumes {
+                    self.measure_now(name.as_str());
+                }
+                self.flush_before(volumes)
+            }
+            Step::Open { volumes, .. } => {
+                let mut stacks = Vec::new();
+                for volume in volumes {
+                    stacks.extend(self.peek().volumes.get(volume).map(|volume| volume.record.spec.stack.clone()));
+                }
+                stacks.iter().for_each(look_at_files);
+                Ok(())
+            }
+            Step::Look { .. } | Step::Receive { .. } => Ok(()),
+        }
+    }
+
+    /// Makes durable what was written to volumes that are to go: a failure is found out here, where their next guest can be told of it. What is
+    /// known of one already goes along with it.
+    fn flush_before(&self, names: &[Name]) -> Result<(), ControlError> {
+        self.reach_all();
+        let tops: Vec<_> = {
+            let inner = self.peek();
+            let is_top = |name: &&Name| inner.volumes_over(name.as_str()).next().is_none();
+            let unused = names.iter().filter(is_top).filter(|name| inner.users(name.as_str()).next().is_none());
+            let live = |name: &Name| {
+                let volume = inner.volumes.get(name)?;
+                volume.graph.as_ref().filter(|live| !live.is_untold())?;
+                let live = volume.live.as_ref().ok()?;
+                (!live.volume.geometry().read_only).then(|| (name.clone(), Arc::clone(&live.volume)))
+            };
+            unused.filter_map(live).collect()
+        };
+        let deadline = Instant::now() + FLUSH_LIMIT;
+        for (name, volume) in tops {
+            let why = match flush(&self.shards, &volume, deadline) {
+                Ok(()) => continue,
+                Err(FlushError::Volume(error)) => {
+                    // This flush was told, and no guest.
+                    if let Some(live) = self.peek().volumes.get(&name).and_then(|volume| volume.graph.as_ref()) {
+                        live.switch.note_loss();
+                    }
+                    format!(
+                        "what was written to it could not be made durable ({error}), and its next guest will be told so at its first flush; \
+                         when this is asked for again, it goes all the same"
+                    )
+                }
+                Err(FlushError::NoAnswer) => {
+                    "it does not answer: nobody knows whether what was written to it is durable".to_owned()
+                }
+            };
+            return Err(ControlError::NotMovable { volume: name, why });
+        }
+        Ok(())
+    }
+
+    /// Stores what received volumes found out when they were closed, before anybody uses them.
+    fn note_closed(&self, inner: &mut Inner, closed: &[VolumeRecord]) -> Result<(), ControlError> {
+        let found = |name: &Name| closed.iter().find(|record| record.spec.name == *name);
+        let note = |record: &mut VolumeRecord| {
+            if let Some(found) = found(&record.spec.name) {
+                record.untold |= found.untold;
+                record.out_of_use.clone_from(&found.out_of_use);
+            }
+        };
+        let is_it = |record: &&VolumeRecord| {
+            let here = inner.volumes.get(&record.spec.name);
+            here.is_some_and(|volume| volume.is_received() && volume.record.uuid == record.uuid)
+        };
+        let names: Vec<&Name> = closed.iter().filter(is_it).map(|record| &record.spec.name).collect();
+        self.store.amend(names.iter().copied(), note)?;
+        for name in names {
+            if let Some(volume) = inner.volumes.get_mut(name) {
+                note(&mut volume.record);
+            }
+        }
+        Ok(())
     }
 
     fn receive(&self, inner: &mut Inner, records: &[VolumeRecord]) -> Result<Vec<VolumeRecord>, ControlError> {
@@ -150,27 +251,31 @@ impl Manager {
             }
             return Err(error);
         }
-        inner.close_all(names.to_vec(), |inner, volume| {
-            let name = &volume.record.spec.name;
-            inner.received.remove(&volume.record.uuid);
-            inner.forget_kept(name, volume.record.uuid);
+        let closed = inner.close_all(names.to_vec());
+        for record in &closed {
+            let name = &record.spec.name;
+            inner.received.remove(&record.uuid);
+            inner.forget_kept(name, record.uuid);
             tracing::info!(volume = %name, "the volume goes to another worker");
-        });
-        Ok(Vec::new())
+        }
+        Ok(closed)
     }
 }
 
 impl Inner {
-    /// Takes volumes out of force, those that are made of others before them: services write to their legs until they are closed.
-    pub(super) fn close_all(&mut self, mut names: Vec<Name>, closed: impl Fn(&mut Self, &Volume)) {
+    /// Takes volumes out of force, those that are made of others before them: services write to their legs until they are closed. What they are
+    /// then.
+    fn close_all(&mut self, mut names: Vec<Name>) -> Vec<VolumeRecord> {
+        let mut closed = Vec::new();
         names.retain(|name| self.volumes.contains_key(name));
         while !names.is_empty() {
             let at = names.iter().position(|name| self.volumes_over(name.as_str()).next().is_none()).unwrap_or(0);
             if let Some(mut volume) = self.volumes.remove(&names.remove(at)) {
                 volume.close();
-                closed(self, &volume);
+                closed.push(volume.record);
             }
         }
+        closed
     }
 
     /// Fails when one of these is not what it was, or something else is made of it now.
@@ -238,6 +343,7 @@ impl Inner {
     /// A volume that another worker may have open.
     pub(super) fn note_received(&mut self, record: VolumeRecord) {
         self.received.insert(record.uuid);
+        self.late.forget_volume(&record.spec.name);
         let volume = Volume { record: record.clone(), live: Err(RECEIVED.to_owned()), graph: None };
         self.volumes.insert(record.spec.name, volume);
     }
@@ -258,7 +364,7 @@ impl Inner {
 
 impl Volume {
     /// It has come from another worker, and was not opened.
-    fn is_received(&self) -> bool {
+    pub(super) fn is_received(&self) -> bool {
         self.live.as_ref().is_err_and(|reason| reason == RECEIVED)
     }
 }

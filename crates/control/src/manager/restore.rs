@@ -14,12 +14,13 @@ use thiserror::Error;
 
 use super::{
     Device, Inner, Manager, Volume,
+    graphs::LiveGraph,
+    late::HELD_UP,
     volumes::{FileChange, namespace},
 };
 use crate::{
     Name,
     config::{ConfigError, Declared, DeclaredDevice, Located},
-    devices::Restored,
     error::ControlError,
     model::{AttachSpec, GroupSpec, VolumeSpec},
     store::{Changes, DeviceRecord, StoreError, VolumeRecord},
@@ -69,7 +70,9 @@ impl Manager {
         let mut inner = self.peek();
         inner.restore_groups(groups);
         Vec::into_iter(received).for_each(|record| inner.note_received(record));
+        inner.be_hasty(&volumes, &devices, &copies);
         inner.restore_volumes(volumes);
+        inner.note_doubts();
         self.store_settled(&mut inner)?;
         // Before guests write to what is there.
         self.note_legs(&mut inner);
@@ -90,7 +93,9 @@ impl Manager {
             self.apply(&mut inner, declared)?;
         }
         self.stand_trial(&inner)?;
+        inner.hold_back();
         self.resume(&inner);
+        self.attend_late(&inner);
         self.attend_migrations(&mut inner);
         self.launch_copies(&mut inner);
         Ok(())
@@ -118,9 +123,13 @@ impl Manager {
     /// the only one that knows, and so is a service that goes with this worker.
     pub(super) fn note_legs(&self, inner: &mut Inner) {
         // The end has its own last word.
-        if inner.stopping {
-            return;
+        if !inner.stopping {
+            self.note_legs_now(inner);
         }
+    }
+
+    /// The same, at the end, too.
+    pub(super) fn note_legs_now(&self, inner: &mut Inner) {
         // What the binary before this one would not understand waits until nobody goes back to it.
         let on_trial = self.settings.keeper.as_ref().is_some_and(|keeper| keeper.is_on_trial());
         let mut changed = Vec::new();
@@ -138,8 +147,14 @@ impl Manager {
         if changed.is_empty() {
             return;
         }
-        let put_volumes = changed.iter().filter_map(|(name, _)| Some(&inner.volumes.get(name)?.record)).collect();
-        let Err(error) = self.store.apply(&Changes { put_volumes, ..Changes::default() }) else { return };
+        // No more than that: a resize or a format stores its steps meanwhile, and what is known here is older.
+        let noted = self.store.amend(changed.iter().map(|(name, _)| name), |stored| {
+            if let Some(Volume { record, .. }) = inner.volumes.get(&stored.spec.name) {
+                stored.out_of_use.clone_from(&record.out_of_use);
+                stored.untold = record.untold;
+            }
+        });
+        let Err(error) = noted else { return };
         tracing::warn!(%error, "which legs are out of use, and what guests are to be told, could not be stored; it is tried again");
         for (name, before) in changed {
             if let Some(volume) = inner.volumes.get_mut(&name) {
@@ -154,7 +169,7 @@ impl Manager {
             return Ok(());
         }
         for (name, device) in &inner.devices {
-            let what = match (&device.live, device.failed.first_key_value()) {
+            let what = match (&device.live, device.failed.iter().find(|(_, reason)| *reason != HELD_UP)) {
                 (Err(reason), _) => format!("device {name}: {reason}"),
                 (Ok(_), Some((nsid, reason))) => format!("device {name}: namespace {nsid}: {reason}"),
                 (Ok(_), None) => continue,
@@ -165,7 +180,7 @@ impl Manager {
     }
 
     /// Everything that is stored is there: guests of the worker before this one go on, all of them only now, for what one of them did
-    /// to a shared volume may have to be finished first.
+    /// to a shared volume may have to be finished first; but for those that [have to wait](super::late).
     fn resume(&self, inner: &Inner) {
         let lives = || inner.devices.values().filter_map(|device| Some((device, device.live.as_ref().ok()?)));
         for (device, live) in lives() {
@@ -173,9 +188,15 @@ impl Manager {
                 tracing::error!(device = %device.record.spec.name, %error, "what was begun is not finished");
             }
         }
-        for (device, live) in lives() {
-            if let Err(error) = live.resume() {
-                tracing::error!(device = %device.record.spec.name, %error, "the device does not go on with its guest");
+        for (device, live) in lives().filter(|(device, _)| !inner.late.has(&device.record.spec.name)) {
+            match live.resume() {
+                Ok(()) => {}
+                Err(error @ ControlError::Silent { .. }) => {
+                    tracing::warn!(device = %device.record.spec.name, %error, "it goes on with its guest when its shard is back");
+                }
+                Err(error) => {
+                    tracing::error!(device = %device.record.spec.name, %error, "the device does not go on with its guest");
+                }
             }
         }
         // The binary before this one may know what is strange to this one.
@@ -185,9 +206,9 @@ impl Manager {
     }
 
     /// Lets go of what is kept and nobody needs: not the leaves of volumes, and nothing of a volume or device that failed, which may come up
-    /// next time.
+    /// next time. Later, if volumes are still to be opened: what the keeper goes on holding is let go of here all the same.
     pub(super) fn drop_untaken(&self, inner: &Inner) {
-        let Some(keeper) = &self.settings.keeper else { return };
+        let Some(keeper) = self.settings.keeper.as_ref().filter(|_| inner.is_nobody_late()) else { return };
         let owners: BTreeMap<_, _> =
             inner.volumes.values().map(|volume| (volume.record.uuid.into_bytes(), volume)).collect();
         let failed: BTreeSet<_> = inner
@@ -214,12 +235,9 @@ impl Manager {
         let mut failed = BTreeMap::new();
         if let Ok(live) = &live {
             for at in &record.namespaces {
-                let by_guest = inner.volumes.get(&at.volume).is_some_and(|volume| volume.record.created_by.is_some());
-                let shown = inner.namespace_of(&at.volume).and_then(|namespace| {
-                    let (nsid, read_only, attached) = (at.nsid, at.read_only, at.attached);
-                    live.restore(Restored { nsid, namespace, read_only, by_guest, attached })
-                });
-                if let Err(error) = shown {
+                if inner.is_held_up(&record, live) {
+                    failed.insert(at.nsid, HELD_UP.to_owned());
+                } else if let Err(error) = inner.show_again(live, at) {
                     tracing::error!(device = %record.spec.name, nsid = at.nsid, %error, "a namespace could not be restored");
                     failed.insert(at.nsid, error.to_string());
                 }
@@ -229,7 +247,9 @@ impl Manager {
             tracing::error!(device = %record.spec.name, %error, "the device could not be restored");
             error.to_string()
         });
-        inner.devices.insert(record.spec.name.clone(), Device { record, live, failed, since: Instant::now() });
+        let name = record.spec.name.clone();
+        inner.devices.insert(name.clone(), Device { record, live, failed, since: Instant::now() });
+        inner.restore_limit(&name);
     }
 
     /// Makes what is declared and not there, and stores it as one change.
@@ -343,7 +363,11 @@ impl Inner {
         if self.volumes.contains_key(&volume.value.name) {
             return Ok(());
         }
+        let warning = super::images::warning(&volume.value.stack);
         let new = self.make_volume(&volume.value, None)?;
+        if let Some(warning) = warning {
+            tracing::warn!(volume = %volume.value.name, "{warning}");
+        }
         created.files.extend(new.files);
         created.volumes.push(volume.value.name.clone());
         self.volumes.insert(volume.value.name.clone(), new.volume);
@@ -372,6 +396,32 @@ impl Inner {
             tracing::error!(volume = %record.spec.name, %error, "the volume could not be restored");
             error.to_string()
         });
+        self.take_restored(record, was_growing, made);
+    }
+
+    /// Tries again to open a volume that could not be opened; whether it could.
+    pub(super) fn reopen_failed(&mut self, name: &Name) -> bool {
+        let Some(mut record) = self.volumes.get(name).map(|volume| volume.record.clone()) else { return false };
+        let was_growing = record.growing.is_some();
+        let made = self.reopen_any(&mut record).or_else(|error| self.reopen_old(&mut record, error));
+        match made {
+            Ok(made) => {
+                tracing::info!(volume = %name, "the volume could be opened after all");
+                self.take_restored(record, was_growing, Ok(made));
+                true
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                if let Some(volume) = self.volumes.get_mut(name).filter(|it| it.live.as_ref().err() != Some(&reason)) {
+                    tracing::error!(volume = %name, reason, "the volume could not be restored");
+                    volume.live = Err(reason);
+                }
+                false
+            }
+        }
+    }
+
+    fn take_restored(&mut self, record: VolumeRecord, was_growing: bool, made: Result<LiveGraph, String>) {
         if let Ok(made) = made.as_ref()
             && record.untold
         {

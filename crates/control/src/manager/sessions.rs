@@ -13,7 +13,7 @@ use super::{Device, Inner, Manager};
 use crate::{
     Name,
     error::ControlError,
-    model::{AttachSpec, DeviceKind, DeviceSpec, NvmeSpec},
+    model::{AttachSpec, DeviceKind, DeviceSpec, GroupCaps, NvmeSpec},
     store::{Changes, SessionRecord},
 };
 
@@ -47,6 +47,9 @@ pub(crate) struct Granted {
     pub(crate) volume: String,
     /// It will not write.
     pub(crate) read_only: bool,
+    /// The caps that its user has.
+    #[serde(default, skip_serializing_if = "GroupCaps::is_empty")]
+    pub(crate) caps: GroupCaps,
 }
 
 /// The sessions that other workers have, by name: whose each is.
@@ -92,7 +95,8 @@ impl Manager {
         self.may_open(&inner, asker, spec, &elsewhere)?;
         let is_free = |name: &Name| !inner.devices.contains_key(name) && !elsewhere.contains_key(name.as_str());
         let name = asker.session_names().find(is_free).ok_or_else(|| asker.has_too_many())?;
-        let granted = Granted { name, uid: asker.uid, volume: spec.volume.clone(), read_only: spec.read_only };
+        let SessionSpec { volume, read_only } = spec.clone();
+        let granted = Granted { name, uid: asker.uid, volume, read_only, caps: self.caps_of(&inner, asker.uid) };
         let socket = self.make_session(&mut inner, &granted)?;
         match UnixStream::connect(&socket) {
             Ok(stream) => Ok((granted.name, stream)),
@@ -103,10 +107,16 @@ impl Manager {
         }
     }
 
-    /// Whether the user may have such a session, wherever the volume is.
-    pub(crate) fn admit_session(&self, asker: Asker, spec: &SessionSpec, elsewhere: &Elsewhere) -> Result<(), ControlError> {
+    /// Whether the user may have such a session, wherever the volume is, and the caps that hold for it.
+    pub(crate) fn admit_session(
+        &self,
+        asker: Asker,
+        spec: &SessionSpec,
+        elsewhere: &Elsewhere,
+    ) -> Result<GroupCaps, ControlError> {
         let inner = self.lock()?;
-        self.may_open(&inner, asker, spec, elsewhere)
+        self.may_open(&inner, asker, spec, elsewhere)?;
+        Ok(self.caps_of(&inner, asker.uid))
     }
 
     /// Makes a session that the daemon's own worker has granted; the socket on which it waits to be connected to.
@@ -124,11 +134,13 @@ impl Manager {
         // One that is on its way is asked for again and again.
         volume.live()?;
         let volume = volume.record.spec.name.clone();
+        self.limit(inner, granted.uid, &granted.caps)?;
         let nvme = NvmeSpec { queues: QUEUES, namespaces: 1, ..NvmeSpec::default() };
         let device =
             DeviceSpec { name: name.clone(), kind: DeviceKind::Nvme(nvme), socket: None, shard: None, tenant: None };
         let disk = inner.disk(&volume);
-        let device = self.make_device(inner, &device, Some(SessionRecord { uid: granted.uid }), disk)?;
+        let session = SessionRecord { uid: granted.uid, caps: granted.caps.clone() };
+        let device = self.make_device(inner, &device, Some(session), disk)?;
         let socket = self.socket(&device.record.spec);
         self.settle_volume(inner, volume.as_str());
         inner.devices.insert(name.clone(), device);

@@ -16,7 +16,7 @@ use crate::{
     Name, Size,
     error::ControlError,
     model::LogicalBlock,
-    store::{Changes, Store, StoreError, VolumeRecord},
+    store::{Store, StoreError, VolumeRecord},
 };
 
 /// The stored shape of a volume.
@@ -25,19 +25,43 @@ pub(super) struct Shapes {
     name: Name,
 }
 
+/// What of a volume's record its shape is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Shape {
+    size: Option<Size>,
+    own_size: bool,
+    growing: Option<Size>,
+    formatted: Option<LogicalBlock>,
+}
+
+impl Shape {
+    fn of(record: &VolumeRecord) -> Self {
+        let VolumeRecord { spec, own_size, growing, formatted, .. } = record;
+        Self { size: spec.size, own_size: *own_size, growing: *growing, formatted: *formatted }
+    }
+
+    fn set(&self, record: &mut VolumeRecord) {
+        record.spec.size = self.size;
+        record.own_size = self.own_size;
+        record.growing = self.growing;
+        record.formatted = self.formatted;
+    }
+}
+
 impl Shapes {
     pub(super) fn new(store: &Arc<Store>, name: &Name) -> Arc<Self> {
         Arc::new(Self { store: Arc::clone(store), name: name.clone() })
     }
 
-    fn put(&self, record: &VolumeRecord) -> Result<(), VolumeError> {
-        let changes = Changes { put_volumes: vec![record], ..Changes::default() };
-        self.store.apply(&changes).map_err(|error| self.failed("store its shape in", error))
+    /// Nothing else of its record: others store what they find out meanwhile, as which legs are out of use.
+    fn put(&self, shape: &Shape) -> Result<(), VolumeError> {
+        let put = self.store.amend([&self.name], |record| shape.set(record));
+        put.map_err(|error| self.failed("store its shape in", error))
     }
 
     /// Puts back what was stored before a change that failed.
-    fn put_back(&self, record: &VolumeRecord) {
-        if let Err(error) = self.put(record) {
+    fn put_back(&self, shape: &Shape) {
+        if let Err(error) = self.put(shape) {
             tracing::error!(volume = %self.name, %error, "what is stored is not the volume's size and block size");
         }
     }
@@ -57,15 +81,9 @@ impl Shapes {
     }
 
     /// While it grows both sizes are stored, for its services may keep what they need at the new end from the first write on.
-    fn grow(
-        &self,
-        root: &dyn Blocks,
-        blocks: BlockCount,
-        before: &VolumeRecord,
-        after: &VolumeRecord,
-    ) -> Result<(), VolumeError> {
+    fn grow(&self, root: &dyn Blocks, blocks: BlockCount, before: &Shape, after: &Shape) -> Result<(), VolumeError> {
         let blocks_before = root.geometry().blocks;
-        self.put(&VolumeRecord { growing: after.spec.size, ..before.clone() })?;
+        self.put(&Shape { growing: after.size, ..before.clone() })?;
         let done = root.resize(blocks).and_then(|()| {
             self.put(after).inspect_err(|_| {
                 if let Err(error) = root.resize(blocks_before) {
@@ -83,9 +101,9 @@ impl Ledger for Shapes {
         let bytes = blocks.0.checked_mul(u64::from(root.geometry().block_size.bytes()));
         // Impossible sizes are the volume's to refuse.
         let (Some(bytes), Some(before)) = (bytes, self.stored()?) else { return root.resize(blocks) };
-        let mut after = VolumeRecord { own_size: false, growing: None, ..before.clone() };
-        after.spec.size = Some(Size(bytes));
-        if bytes >= before.size().0 {
+        let (size, before) = (before.size(), Shape::of(&before));
+        let after = Shape { size: Some(Size(bytes)), own_size: false, growing: None, ..before.clone() };
+        if bytes >= size.0 {
             return self.grow(root, blocks, &before, &after);
         }
         self.put(&after)?;
@@ -95,12 +113,12 @@ impl Ledger for Shapes {
     /// A crash before the end leaves old data under a new block size, as a format that is cut short may.
     fn format(&self, root: &dyn Blocks, block_size: BlockSize) -> Result<(), VolumeError> {
         let Some(before) = self.stored()? else { return root.format(block_size) };
-        let foreseen = formatted(&before, block_size, root.geometry().bytes());
+        let foreseen = Shape::of(&formatted(&before, block_size, root.geometry().bytes()));
         self.put(&foreseen)?;
-        root.format(block_size).inspect_err(|_| self.put_back(&before))?;
+        root.format(block_size).inspect_err(|_| self.put_back(&Shape::of(&before)))?;
         // Legs whose lengths make no whole blocks have room for less, or again for what they had before.
-        let mut after = formatted(&before, block_size, root.geometry().bytes());
-        after.own_size &= after.spec.size == before.spec.size;
+        let mut after = Shape::of(&formatted(&before, block_size, root.geometry().bytes()));
+        after.own_size &= after.size == before.spec.size;
         if after == foreseen { Ok(()) } else { self.put(&after) }
     }
 }
@@ -137,10 +155,9 @@ impl Manager {
             let (before, geometry) = (&volume.record, namespace.volume.geometry());
             let mut record = formatted(before, geometry.block_size, geometry.bytes());
             record.own_size &= record.spec.size == before.spec.size;
-            // On the way down the same was stored; not so where something else of the record was stored meanwhile, or something failed.
-            let kept = self.store.volume(&record.spec.name).is_ok_and(|stored| stored.as_ref() == Some(&record));
-            let put = || self.store.apply(&Changes { put_volumes: vec![&record], ..Changes::default() });
-            if !kept && let Err(error) = put() {
+            // On the way down the same was stored, unless something failed.
+            let shape = Shape::of(&record);
+            if let Err(error) = self.store.amend([&record.spec.name], |stored| shape.set(stored)) {
                 tracing::error!(volume = name, %error, "what is stored is not the volume's size and block size");
             }
             volume.record = record;
@@ -166,7 +183,10 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::{model::VolumeSpec, store::tests::FullDisk};
+    use crate::{
+        model::VolumeSpec,
+        store::{Changes, tests::FullDisk},
+    };
 
     /// What is below: looks at what is stored when it is asked, and does it or refuses.
     struct Below {

@@ -24,7 +24,9 @@ use crate::{
 
 mod apps;
 mod copies;
+mod deletes;
 mod disks;
+mod ends;
 mod groups;
 mod guests;
 mod migrations;
@@ -36,6 +38,8 @@ mod shares;
 mod stacks;
 mod traces;
 mod virtio;
+
+pub(super) use guests::before_look;
 
 /// The longest wait before a hang is called one: far longer than anything takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
@@ -166,6 +170,7 @@ fn start(
         cell: None,
         apps: declared.map(|declared| declared.apps.clone()).unwrap_or_default(),
         card: None,
+        socket_group: None,
     };
     let engine = Engine::start((0..shards).map(|index| ShardConfig::new(index, None)).collect()).unwrap();
     Manager::start(settings, store, engine, declared)
@@ -203,6 +208,19 @@ fn guest(rig: &Rig, device: &str) -> Controller {
 
 fn nsids(guest: &mut Controller) -> Vec<u32> {
     guest.active_namespaces().unwrap().into_iter().map(|nsid| nsid.0).collect()
+}
+
+#[test]
+fn an_image_that_is_not_raw_is_told_when_its_volume_is_made() {
+    let rig = Rig::new();
+    let mut image = vec![0; 1 << 20];
+    image[..4].copy_from_slice(b"QFI\xfb");
+    fs::write(rig.path("a.img"), &image).unwrap();
+    let told = rig.create_volume(&rig.file_volume("a", "1M")).unwrap().warning.unwrap();
+    assert!(told.contains("a.img begins as a qcow2 image"), "{told}");
+    assert_eq!(rig.volume("a").unwrap().warning, None, "once");
+    assert_eq!(rig.create_volume(&rig.file_volume("b", "1M")).unwrap().warning, None);
+    assert!(fs::read(rig.path("a.img")).unwrap() == image);
 }
 
 #[test]
@@ -446,6 +464,21 @@ fn a_device_that_goes_while_its_shard_hangs_is_gone_when_that_is_back() {
 }
 
 #[test]
+fn a_device_whose_shard_hangs_goes_on_with_its_guest_when_that_is_back() {
+    let rig = two_devices();
+    let release = hang(&rig, STUCK);
+    let (manager, (tell, told)) = (rig.manager.clone().unwrap(), sync_channel(1));
+    thread::spawn(move || {
+        let resumed: Vec<_> = manager.peek().devices.values().map(|device| device.live.as_ref().unwrap().resume()).collect();
+        tell.send(resumed).unwrap();
+    });
+    let resumed = told.recv_timeout(PATIENCE).expect("that the daemon starts");
+    assert!(matches!(resumed[..], [Ok(()), Err(ControlError::Silent { .. })]), "{resumed:?}");
+    drop(release);
+    eventually("its shard", || rig.delete_device("stuck").ok());
+}
+
+#[test]
 fn a_volume_that_a_hanging_shard_shows_is_resized_and_the_guest_learns_of_it() {
     let rig = two_devices();
     rig.create_volume(&volume("v", "1M", "memory")).unwrap();
@@ -568,7 +601,7 @@ fn what_was_received_is_not_opened_by_a_start() {
     assert_eq!((view.state, view.reason.as_deref()), (State::Failed, Some(RECEIVED)), "it was not tried");
     assert!(other.has_received());
     rig.step(&Step::release_looked(&records, limit)).unwrap();
-    other.step(&Step::Open { volumes: vec!["v".parse().unwrap()] }).unwrap();
+    other.step(&Step::Open { volumes: vec!["v".parse().unwrap()], closed: Vec::new() }).unwrap();
     assert_eq!(other.volume("v").unwrap().state, State::Ready);
     other.restart();
     assert_eq!((other.volume("v").unwrap().state, other.has_received()), (State::Ready, false));
@@ -601,7 +634,7 @@ fn what_was_changed_since_it_was_looked_at_does_not_go() {
     // What comes again is what counts.
     other.step(&Step::Receive { records: second.clone() }).unwrap();
     rig.step(&Step::release_looked(&second, limit)).unwrap();
-    other.step(&Step::Open { volumes: vec!["v".parse().unwrap()] }).unwrap();
+    other.step(&Step::Open { volumes: vec!["v".parse().unwrap()], closed: Vec::new() }).unwrap();
     assert_eq!((other.volume("v").unwrap().state, other.volume("v").unwrap().size), (State::Ready, size("128K")));
 }
 

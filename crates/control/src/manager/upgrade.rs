@@ -12,14 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_keeper::{Incompatible, Layouts, Upgraded};
+use millrace_keeper::{Layouts, Upgraded};
 use uuid::Uuid;
 
 use super::{Device, Ending, Inner, Manager};
 use crate::{
     Name,
     cells::folder,
-    disks::Live,
     error::ControlError,
     upgrade::{Asked, UpgradeSpec, UpgradeState, UpgradeView, layouts},
 };
@@ -37,6 +36,8 @@ pub(super) struct LastUpgrade {
     view: Option<UpgradeView>,
     /// Why this worker did not let go.
     refusal: Option<String>,
+    /// It has let go: nothing is called off any more.
+    has_let_go: bool,
 }
 
 impl Manager {
@@ -58,7 +59,8 @@ impl Manager {
         }
         // The lock is free: a file system may take its time.
         let open = self.peek().open_files();
-        if let Some(why) = open.iter().find_map(|(name, path)| lost(name, path)) {
+        let why = open.iter().find_map(|(name, path)| lost(name, path)).or_else(|| self.peek().in_the_midst());
+        if let Some(why) = why {
             return Err(ControlError::Upgrade { why });
         }
         let mut last = self.last();
@@ -66,7 +68,7 @@ impl Manager {
             return Err(ControlError::Upgrading);
         }
         let view = UpgradeView::running(id, &spec.binary);
-        *last = LastUpgrade { view: Some(view.clone()), refusal: None };
+        *last = LastUpgrade { view: Some(view.clone()), ..LastUpgrade::default() };
         Ok(view)
     }
 
@@ -90,11 +92,15 @@ impl Manager {
         last.view = Some(UpgradeView::failed(id, binary, reason));
     }
 
-    /// Has the new binary not get its turn, if one is starting beside this worker: whether one is.
+    /// Has the new binary not get its turn, if one is starting beside this worker: whether one is. Where this one has let go already, whoever
+    /// follows is to be asked.
     pub(crate) fn call_off_upgrade(&self) -> bool {
         let mut last = self.last();
         let is_running = last.view.as_ref().is_some_and(|view| view.state == UpgradeState::Running);
         let Some(keeper) = self.settings.keeper.as_ref().filter(|_| is_running) else { return false };
+        if last.has_let_go {
+            return true;
+        }
         tracing::warn!("the upgrade is called off while the new binary starts");
         last.refusal = Some("the upgrade of all workers was called off".to_owned());
         if let Err(error) = keeper.refuse() {
@@ -141,19 +147,28 @@ impl Manager {
     }
 
     /// Leaves everything to a worker that understands these layouts. Nothing is changed after it, and nothing answers: the process is to
-    /// end. When the other one cannot go on, nothing has happened.
-    pub(crate) fn let_go(&self, theirs: &Layouts) -> Result<(), Incompatible> {
+    /// end. When the other one cannot go on, or it is no time to end, nothing has happened.
+    pub(crate) fn let_go(&self, theirs: &Layouts) -> Result<(), ControlError> {
         let common = layouts().iter().map(|layout| theirs.common(layout)).collect::<Result<Vec<_>, _>>();
-        let common = common.inspect_err(|error| {
-            self.last().refusal = Some(error.to_string());
-        })?;
+        let why = common.as_ref().err().map(ToString::to_string).or_else(|| self.peek().in_the_midst());
+        {
+            let mut last = self.last();
+            // Or it was called off meanwhile, and the keeper has nobody any more who would follow.
+            last.refusal = last.refusal.take().or(why);
+            if let Some(why) = last.refusal.clone() {
+                return Err(ControlError::Upgrade { why });
+            }
+            last.has_let_go = true;
+        }
         // The state region's comes first (`nvme::layouts`).
-        self.leave_all(common.first().copied().unwrap_or_default());
+        self.leave_all(common.unwrap_or_default().first().copied().unwrap_or_default());
         Ok(())
     }
 
     pub(super) fn leave_all(&self, state_version: u16) {
-        // First: the trace's end reaches all shards, too.
+        // Devices that wait are the next worker's: opening volumes for them now would keep everybody else waiting.
+        self.peek().late.leave();
+        // Before the rest: the trace's end reaches all shards, too.
         self.find_silent();
         self.end_trace_now(Ending::Upgrade);
         // Most of it while guests do not wait, and not durably: a slow disk must not use up the time that the keeper gives.
@@ -194,9 +209,11 @@ impl Manager {
         inner.devices.values().filter(is_held).map(|device| device.record.spec.name.clone()).collect()
     }
 
-    /// Whether all that was taken is completed. A device that does not answer keeps nobody waiting.
+    /// Whether all that was taken is completed. A device that does not answer keeps nobody waiting, nor one whose guest waits.
     fn is_held(&self) -> bool {
-        self.peek().lives().all(|live| live.is_held().unwrap_or(true))
+        let inner = self.peek();
+        let mut devices = inner.devices.iter().filter(|(name, _)| !inner.late.has(name));
+        devices.all(|(_, device)| device.live.as_ref().map_or(true, |live| live.is_held().unwrap_or(true)))
     }
 
     /// Nobody goes back to the worker before this one.
@@ -227,10 +244,6 @@ impl Inner {
         }
         files
     }
-
-    fn lives(&self) -> impl Iterator<Item = &Live> {
-        self.devices.values().filter_map(|device| device.live.as_ref().ok())
-    }
 }
 
 /// Why the next worker would not find a file, though this one has it open.
@@ -242,4 +255,14 @@ fn lost(volume: &Name, path: &Path) -> Option<String> {
          replace\" does it too)",
         path.display()
     ))
+}
+
+impl Inner {
+    /// What takes its time and nothing may end in the middle of, a keeper's patience with a worker that is to let go least of all; or what the
+    /// next worker would wait for in vain.
+    fn in_the_midst(&self) -> Option<String> {
+        let resized = self.resizing.first();
+        let resized = resized.map(|name| format!("volume {name} is being resized: ask again when that is done"));
+        resized.or_else(|| self.why_waited_for())
+    }
 }

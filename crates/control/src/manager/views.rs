@@ -19,7 +19,7 @@ use crate::{
     devices::LiveStatus,
     disks::Live,
     error::ControlError,
-    model::{CopyState, LogicalBlock, NvmeSpec, VirtioBlkSpec},
+    model::{CopyState, GroupCaps, LogicalBlock, NvmeSpec, VirtioBlkSpec},
     store::{CopyRecord, NamespaceRecord},
     upgrade::UpgradeView,
 };
@@ -73,6 +73,9 @@ pub struct VolumeView {
     /// Where it is going, while it is being migrated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub migration: Option<MigrationView>,
+    /// What its files look like that is probably not meant; only in the answer to its creation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 /// A volume on its way to another place.
@@ -201,6 +204,12 @@ pub struct DeviceView {
     /// Of an application's session: its user's number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_of_uid: Option<u32>,
+    /// Of an application's session: its user's caps.
+    #[serde(default, skip_serializing_if = "GroupCaps::is_empty")]
+    pub session_caps: GroupCaps,
+    /// Of an application's session whose user has caps: requests of all his sessions in this worker that they held back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_held_back: Option<u64>,
     /// Whose it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -521,6 +530,8 @@ impl Manager {
             Err(ControlError::DeviceFailed { reason, .. }) => (None, Some(reason)),
             Err(error) => (None, Some(error.to_string())),
         };
+        let reason = reason.or_else(|| inner.why_late(device));
+        let limited = record.session.as_ref().filter(|_| record.is_limited());
         DeviceView {
             name: record.spec.name.clone(),
             nvme: record.spec.kind.nvme().cloned(),
@@ -538,6 +549,8 @@ impl Manager {
             counters: status.map(|status| status.counters).unwrap_or_default(),
             namespaces: record.namespaces.iter().map(|namespace| inner.show(device, namespace)).collect(),
             session_of_uid: record.session.as_ref().map(|session| session.uid),
+            session_caps: record.session.as_ref().map(|session| session.caps.clone()).unwrap_or_default(),
+            session_held_back: limited.map(|session| inner.held_back_of(session.uid)),
             tenant: record.spec.tenant.clone(),
             worker: self.worker(),
         }
@@ -574,6 +587,7 @@ impl Inner {
             reason,
             attached_to: users.map(|(user, nsid)| UserView { device: user.record.spec.name.clone(), nsid }).collect(),
             migration: super::migrations::view(volume),
+            warning: None,
         }
     }
 

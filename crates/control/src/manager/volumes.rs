@@ -21,12 +21,12 @@ use millrace_services::{
 };
 use uuid::Uuid;
 
-use super::{HistoryEntry, Inner, Manager, Volume, VolumeView, graphs::LiveGraph, shapes::told};
+use super::{HistoryEntry, Inner, Manager, Volume, VolumeView, graphs::LiveGraph, images, shapes::told};
 use crate::{
     Name, Size,
     error::ControlError,
     model::VolumeSpec,
-    store::{Changes, StoreError, VolumeRecord},
+    store::{Changes, Store, StoreError, VolumeRecord},
 };
 
 /// How long requests of a guest that is gone are waited for.
@@ -96,8 +96,15 @@ impl FileIdentity {
 /// nobody else.
 pub(super) fn look_at_files(stack: &Node) {
     for path in stack.leaves().into_iter().filter_map(Leaf::file) {
-        let _ = fs::metadata(path);
+        look(path);
     }
+}
+
+/// Looks at a path, to be done while nothing is locked: where a file system does not answer, whoever looks hangs.
+pub(super) fn look(path: &Path) {
+    #[cfg(test)]
+    super::tests::before_look(path);
+    let _ = fs::metadata(path);
 }
 
 /// What the making of a volume does to its file.
@@ -143,6 +150,7 @@ impl Manager {
     pub fn create_volume(&self, spec: &VolumeSpec) -> Result<VolumeView, ControlError> {
         look_at_files(&spec.stack);
         self.look_at_unopened();
+        let warning = images::warning(&spec.stack);
         let mut inner = self.lock()?;
         let new = inner.make_volume(spec, None)?;
         let changes = Changes { put_volumes: vec![&new.volume.record], ..Changes::default() };
@@ -151,9 +159,12 @@ impl Manager {
             return Err(error.into());
         }
         tracing::info!(volume = %spec.name, stack = %spec.stack, size = %new.volume.record.size(), "volume created");
+        if let Some(warning) = &warning {
+            tracing::warn!(volume = %spec.name, "{warning}");
+        }
         inner.volumes.insert(spec.name.clone(), new.volume);
         self.attend_migrations(&mut inner);
-        inner.volume_view(spec.name.as_str())
+        Ok(VolumeView { warning, ..inner.volume_view(spec.name.as_str())? })
     }
 
     /// Grows or shrinks a volume, and tells the guests that see it.
@@ -215,12 +226,16 @@ impl Manager {
         let put_files = file.as_deref().into_iter().collect();
         let changes = Changes { remove_volumes: vec![&name], put_files, ..Changes::default() };
         self.store.apply(&changes).inspect_err(|_| inner.admit_requests(&name))?;
-        if let Some(mut volume) = inner.volumes.remove(&name) {
+        let gone = inner.volumes.remove(&name).map(|mut volume| {
             volume.close_for_good(true);
             inner.forget_kept(&volume.record.spec.name, volume.record.uuid);
             self.remove_own_file(&volume.record);
-        }
+            volume
+        });
         tracing::info!(volume = %name, "volume deleted");
+        drop(inner);
+        // Its files are closed here: where one hangs, nobody waits for it but who deletes it.
+        drop(gone);
         Ok(())
     }
 }
@@ -401,12 +416,13 @@ impl Volume {
         if let Some(mut live) = self.graph.take() {
             live.graph.unmount();
             self.record.untold = live.is_untold();
+            self.record.out_of_use = live.graph.out_of_use();
         }
     }
 
-    /// The same for a volume that is deleted, or, when not `stored`, does not come to be.
+    /// The same for a volume that is deleted, or, when not `stored`, does not come to be. Its files stay open until it is dropped.
     pub(super) fn close_for_good(&mut self, stored: bool) {
-        if let Some(mut live) = self.graph.take() {
+        if let Some(live) = &mut self.graph {
             live.graph.discard(stored);
         }
     }
@@ -486,32 +502,43 @@ impl Manager {
 
     /// What was to be done with a guest's file is done, or will not be.
     pub(super) fn is_done_with(&self, file: Option<&Path>) {
-        let Some(path) = file else { return };
-        if let Err(error) = self.store.apply(&Changes { remove_files: vec![path], ..Changes::default() }) {
-            tracing::warn!(path = %path.display(), %error, "it is not stored that the file is settled; the next start looks after it");
+        if let Some(path) = file {
+            is_done_with(&self.store, path);
         }
     }
 
     /// Removes files of guests' namespaces that were not there yet, or not any more, when the worker before this one ended: they would
     /// be in the way of others.
     pub(super) fn settle_files(&self) -> Result<(), StoreError> {
-        let (files, (volumes, _)) = (self.store.load_files()?, self.store.load()?);
-        for path in &files {
-            if !volumes
-                .iter()
-                .any(|record| record.spec.stack.leaves().into_iter().filter_map(Leaf::file).any(|file| file == path))
-            {
-                match fs::remove_file(path) {
-                    Ok(()) => {
-                        tracing::info!(path = %path.display(), "the file of a guest's namespace that is none is removed");
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    Err(error) => tracing::warn!(path = %path.display(), %error, "a file of no namespace stays behind"),
+        let (volumes, _) = self.store.load()?;
+        settle_files(&self.store, &volumes.iter().collect::<Vec<_>>())
+    }
+}
+
+/// Removes the files that a state says are to be settled, but for those that one of these volumes has.
+pub(crate) fn settle_files(store: &Store, volumes: &[&VolumeRecord]) -> Result<(), StoreError> {
+    for path in store.load_files()? {
+        let has = |record: &&VolumeRecord| {
+            let leaves = record.spec.stack.leaves();
+            leaves.into_iter().filter_map(Leaf::file).any(|file| file == path)
+        };
+        if !volumes.iter().any(has) {
+            match fs::remove_file(&path) {
+                Ok(()) => {
+                    tracing::info!(path = %path.display(), "the file of a guest's namespace that is none is removed");
                 }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => tracing::warn!(path = %path.display(), %error, "a file of no namespace stays behind"),
             }
-            self.is_done_with(Some(path));
         }
-        Ok(())
+        is_done_with(store, &path);
+    }
+    Ok(())
+}
+
+fn is_done_with(store: &Store, path: &Path) {
+    if let Err(error) = store.apply(&Changes { remove_files: vec![path], ..Changes::default() }) {
+        tracing::warn!(path = %path.display(), %error, "it is not stored that the file is settled; the next start looks after it");
     }
 }
 

@@ -57,6 +57,18 @@ fn what_is_stored_comes_back() {
 }
 
 #[test]
+fn of_a_record_each_owner_changes_what_is_its_own() {
+    let store = Store::in_memory().unwrap();
+    let (a, b) = (volume("a"), volume("b"));
+    store.apply(&Changes { put_volumes: vec![&a, &b], ..Changes::default() }).unwrap();
+    let none: Name = "none".parse().unwrap();
+    store.amend([&a.spec.name, &none], |record| record.untold = true).unwrap();
+    store.amend([&a.spec.name], |record| record.growing = Some(Size(1))).unwrap();
+    let after = VolumeRecord { untold: true, growing: Some(Size(1)), ..a };
+    assert_eq!(store.load().unwrap().0, [after, b]);
+}
+
+#[test]
 fn one_process_at_a_time() {
     let directory = tempfile::tempdir().unwrap();
     let _first = Store::open(directory.path()).unwrap();

@@ -76,7 +76,7 @@ pub(super) fn run(args: &BenchArgs, watch: Option<&StageWatch>) -> Result<(), Be
         let measured = lean.measure(args)?;
         return print(&LeanReport::new(args, "virtio-blk".to_owned(), &measured), args, watch);
     }
-    let targets = args.sockets.iter().map(|socket| Target::connect(args, socket));
+    let targets = args.places().into_iter().map(|place| Target::connect(args, place));
     let mut targets = targets.collect::<Result<Vec<_>, _>>()?;
     let mut lean = Lean::new(args, &mut targets)?;
     let measured = lean.measure(args)?;

@@ -60,7 +60,7 @@ impl LeanReport {
         let seconds = measured.elapsed.as_secs_f64();
         Self {
             model,
-            devices: args.sockets.len(),
+            devices: args.places().len(),
             rw: args.rw.name(),
             still: args.lean.still,
             bs: args.bs,

@@ -16,6 +16,7 @@ use super::{
 /// Everything that is printed; its JSON form is the output of `--json`.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
+    /// Or the address of a physical controller.
     socket: String,
     model: String,
     nsid: u32,
@@ -119,9 +120,9 @@ impl Report {
             })
         };
         Self {
-            socket: args.sockets.iter().map(|path| path.display().to_string()).collect(),
+            socket: args.places().iter().map(ToString::to_string).collect(),
             model: target.model(),
-            nsid: args.nsid,
+            nsid: args.nsid(),
             block_size: target.namespace.block_size(),
             rw: args.rw.name(),
             bs: args.bs,

@@ -3,6 +3,8 @@
 use clap::{Args, Subcommand};
 use millrace_control::{AppChange, AppUser};
 
+use super::groups::{CAPS, CapsArgs};
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum AppCommand {
     /// Let a user's programs open volumes
@@ -15,7 +17,8 @@ pub(crate) enum AppCommand {
         #[arg(value_parser = user)]
         user: u32,
     },
-    /// Let a user's programs open others, or in another way, from now on. What they have open and may not have any more ends
+    /// Let a user's programs open others, or in another way, from now on. What they have open and may not have any more ends; caps hold for
+    /// what is open, in the place of all caps before, or none does (--no-caps)
     Change(AppSet),
     /// Let a user's programs open nothing any more, and end what they have open
     Delete {
@@ -38,12 +41,15 @@ pub(crate) struct AppCreate {
     /// How many they may have open at a time
     #[arg(long, value_name = "N", default_value_t = 64)]
     sessions: usize,
+    #[command(flatten)]
+    caps: CapsArgs,
 }
 
 impl AppCreate {
     pub(crate) fn app(self) -> Result<AppUser, String> {
         let volumes = self.volumes.names().ok_or("which volumes? --volume NAME, or --all-volumes")?;
-        Ok(AppUser { uid: self.user, volumes, read_only: self.read_only, sessions: self.sessions })
+        let caps = self.caps.caps();
+        Ok(AppUser { uid: self.user, volumes, read_only: self.read_only, sessions: self.sessions, caps })
     }
 }
 
@@ -63,12 +69,19 @@ pub(crate) struct AppSet {
     /// How many they may have open at a time; more that are open stay
     #[arg(long, value_name = "N")]
     sessions: Option<usize>,
+    #[command(flatten)]
+    caps: CapsArgs,
+    /// Lift all caps
+    #[arg(long, conflicts_with_all = CAPS)]
+    no_caps: bool,
 }
 
 impl AppSet {
     pub(crate) fn change(self) -> AppChange {
         let read_only = (self.read_only || self.read_write).then_some(self.read_only);
-        AppChange { volumes: self.volumes.names(), read_only, sessions: self.sessions }
+        let caps = self.caps.caps();
+        let caps = (self.no_caps || !caps.is_empty()).then_some(caps);
+        AppChange { volumes: self.volumes.names(), read_only, sessions: self.sessions, caps }
     }
 }
 

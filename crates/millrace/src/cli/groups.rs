@@ -44,7 +44,8 @@ impl GroupCreate {
 }
 
 /// The options of [`CapsArgs`].
-const CAPS: [&str; 7] = ["iops", "read_iops", "write_iops", "bandwidth", "read_bandwidth", "write_bandwidth", "burst"];
+pub(super) const CAPS: [&str; 7] =
+    ["iops", "read_iops", "write_iops", "bandwidth", "read_bandwidth", "write_bandwidth", "burst"];
 
 #[derive(Debug, Args)]
 pub(crate) struct GroupSet {

@@ -78,3 +78,20 @@ fn commands_in_the_documentation_are_understood() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(understood > 60, "{understood} commands were found");
 }
+
+#[test]
+fn what_the_service_manager_runs_is_understood() {
+    let unit = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/millrace.service")).unwrap();
+    let setting = |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+    let parse = |line: &str| Cli::try_parse_from(words(line)).unwrap_or_else(|error| panic!("{line}\n{error}"));
+    // The directories that it makes are those of the daemon, and of who asks the daemon.
+    let directories = ["/run/millrace", "/var/lib/millrace"].map(Path::new);
+    assert_eq!((setting("RuntimeDirectory="), setting("StateDirectory=")), ("millrace", "millrace"));
+    let start = parse(setting("ExecStart="));
+    let Command::Serve(serve) = start.command else { panic!("the daemon is what it starts") };
+    assert_eq!([start.global.run_dir(), serve.state_dir()], directories);
+    assert_eq!(serve.config.as_deref(), Some(Path::new("/etc/millrace.toml")));
+    let reload = parse(setting("ExecReload="));
+    assert!(matches!(reload.command, Command::Upgrade(UpgradeArgs { binary: None, show: false, .. })));
+    assert_eq!(reload.global.run_dir(), directories[0]);
+}

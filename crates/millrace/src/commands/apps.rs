@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 use millrace_control::{AppSource, AppView};
 use serde_json::json;
 
-use super::{Done, client, show};
+use super::{Done, client, groups::caps, show};
 use crate::{
     cli::{AppCommand, Global},
     output::{Table, facts},
@@ -57,15 +57,17 @@ fn source(view: &AppView) -> &'static str {
 
 fn summary(view: &AppView) -> String {
     let AppView { uid, sessions, open, .. } = view;
-    format!("user {uid}: {}, {}, {sessions} at a time, {open} open", view.volumes.join(" "), mode(view))
+    let caps = if view.caps.is_empty() { String::new() } else { format!("; together {}", caps(&view.caps)) };
+    format!("user {uid}: {}, {}, {sessions} at a time, {open} open{caps}", view.volumes.join(" "), mode(view))
 }
 
 fn table(views: &[AppView]) -> String {
-    let mut table = Table::new(&["USER", "VOLUMES", "MODE", "OPEN", "AT MOST", "SAID BY"]);
+    let mut table = Table::new(&["USER", "VOLUMES", "MODE", "OPEN", "AT MOST", "CAPS", "HELD BACK", "SAID BY"]);
     for view in views {
         let (open, sessions) = (view.open.to_string(), view.sessions.to_string());
         let (mode, source) = (mode(view).to_owned(), source(view).to_owned());
-        table.row([view.uid.to_string(), view.volumes.join(" "), mode, open, sessions, source]);
+        let (caps, held_back) = (caps(&view.caps), view.held_back.to_string());
+        table.row([view.uid.to_string(), view.volumes.join(" "), mode, open, sessions, caps, held_back, source]);
     }
     table.render()
 }
@@ -76,6 +78,8 @@ fn described(view: &AppView) -> String {
         ("volumes", view.volumes.join(" ")),
         ("mode", mode(view).to_owned()),
         ("sessions", format!("{} of {}", view.open, view.sessions)),
+        ("caps", caps(&view.caps)),
+        ("held back", format!("{} requests", view.held_back)),
         ("said by", source(view).to_owned()),
     ])
 }

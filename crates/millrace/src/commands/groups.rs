@@ -1,6 +1,6 @@
 //! Groups: caps and weights that volumes have together.
 
-use millrace_control::{GroupView, Name};
+use millrace_control::{GroupCaps, GroupView, Name};
 use serde_json::json;
 
 use super::{Done, client, dash, show};
@@ -39,14 +39,15 @@ pub(crate) fn group(global: &Global, command: GroupCommand) -> Done {
     }
 }
 
-fn caps(view: &GroupView) -> String {
-    let caps = view.caps.settings().into_iter().map(|(name, value)| format!("{name}={value}"));
-    caps.collect::<Vec<_>>().join(", ")
+/// Caps, or a dash.
+pub(super) fn caps(caps: &GroupCaps) -> String {
+    let caps = caps.settings().into_iter().map(|(name, value)| format!("{name}={value}"));
+    dash(caps.collect::<Vec<_>>().join(", "))
 }
 
 /// Its caps and its weight.
 fn summary(view: &GroupView) -> String {
-    format!("{}; weight {}", dash(caps(view)), view.weight)
+    format!("{}; weight {}", caps(&view.caps), view.weight)
 }
 
 fn names(names: &[Name]) -> String {
@@ -61,7 +62,7 @@ fn table(views: &[GroupView]) -> String {
     let mut table = Table::new(&["NAME", "WITHIN", "CAPS", "WEIGHT", "VOLUMES", "HELD BACK"]);
     for view in views {
         let (weight, volumes) = (view.weight.to_string(), view.volumes.len().to_string());
-        table.row([view.name.to_string(), within(view), dash(caps(view)), weight, volumes, view.held_back.to_string()]);
+        table.row([view.name.to_string(), within(view), caps(&view.caps), weight, volumes, view.held_back.to_string()]);
     }
     table.render()
 }
@@ -70,7 +71,7 @@ fn described(view: &GroupView) -> String {
     facts(&[
         ("name", view.name.to_string()),
         ("within", within(view)),
-        ("caps", dash(caps(view))),
+        ("caps", caps(&view.caps)),
         ("weight", view.weight.to_string()),
         ("volumes", names(&view.volumes)),
         ("groups", names(&view.groups)),

@@ -1,9 +1,16 @@
 //! Requests that no worker of ours sends, and some that it does.
 
-use std::{fs, os::unix::fs::PermissionsExt, os::unix::net::UnixListener};
+use std::{
+    fs,
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        net::UnixListener,
+    },
+};
 
 use super::*;
 
+const ANY: Sockets<'_> = Sockets { folders: None, group: None };
 const HERE: u64 = (libc::AT_FDCWD as i64).cast_unsigned();
 
 /// A request with what its arguments lead to.
@@ -15,7 +22,7 @@ fn ask(number: libc::c_long, args: &[u64], lens: &[(usize, u32)], bytes: &[u8], 
     }
     // SAFETY: the head is what is sent as bytes; it has no padding.
     let raw = unsafe { std::slice::from_raw_parts((&raw const head).cast::<u8>(), size_of::<Head>()) };
-    make(&[raw, bytes].concat(), fds, None)
+    make(&[raw, bytes].concat(), fds, ANY)
 }
 
 fn with_zero(path: &Path) -> Vec<u8> {
@@ -57,7 +64,7 @@ fn what_is_wrong_is_refused_before_any_call() {
     // A call of nobody's, none, and half a head.
     assert_eq!(refused(libc::SYS_execve, &[], &[], &[]), Errno::NOSYS);
     assert_eq!(refused(-1, &[], &[], &[]), Errno::NOSYS);
-    assert_eq!(make(&[0; 20], &[], None).unwrap_err(), Errno::INVAL);
+    assert_eq!(make(&[0; 20], &[], ANY).unwrap_err(), Errno::INVAL);
     // Numbers of descriptors that did not come: ours are not theirs to name.
     assert_eq!(refused(libc::SYS_openat, &[0, 0, 0, 0], &[(1, len(&text))], &text), Errno::BADF);
     assert_eq!(refused(libc::SYS_fsync, &[1], &[], &[]), Errno::BADF);
@@ -93,7 +100,7 @@ fn modes_are_changed_of_sockets_only_and_in_the_folders() {
     let elsewhere = [PathBuf::from("/nonexistent")];
     let change = |path: &Path, mode: u64, folders: Option<&[PathBuf]>| {
         let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
-        change_mode(&fd, mode, folders)
+        change_mode(&fd, mode, Sockets { folders, group: None })
     };
     change(&socket, 0o640, Some(&folders)).unwrap();
     change(&socket, 0o666, None).unwrap();
@@ -105,9 +112,47 @@ fn modes_are_changed_of_sockets_only_and_in_the_folders() {
     let head = Head { number: libc::SYS_fchmod, args: [0, 0o600, 0, 0, 0, 0], lens: [NOTHING; ARGS] };
     // SAFETY: as in `ask`.
     let raw = unsafe { std::slice::from_raw_parts((&raw const head).cast::<u8>(), size_of::<Head>()) };
-    assert_eq!(make(raw, std::slice::from_ref(&fd), Some(&elsewhere)).unwrap_err(), NOT_ALLOWED);
-    assert_eq!(make(raw, std::slice::from_ref(&fd), Some(&folders)).unwrap().result, 0);
+    let change_open =
+        |folders: &[PathBuf]| make(raw, std::slice::from_ref(&fd), Sockets { folders: Some(folders), group: None });
+    assert_eq!(change_open(&elsewhere).unwrap_err(), NOT_ALLOWED);
+    assert_eq!(change_open(&folders).unwrap().result, 0);
     for path in [&file, &link] {
         assert_eq!(change(path, 0o600, None), Err(NOT_ALLOWED));
     }
+}
+
+#[test]
+fn sockets_are_given_to_one_group_only_and_nothing_else_is() {
+    let place = tempfile::tempdir().unwrap();
+    let (socket, file) = (place.path().join("socket"), place.path().join("file"));
+    let _listener = UnixListener::bind(&socket).unwrap();
+    fs::write(&file, "text").unwrap();
+    let before = fs::metadata(&file).unwrap();
+    let own = before.gid();
+    // Root may give files to all groups, others to their own.
+    let group = if before.uid() == 0 { own + 4242 } else { own };
+    let folders = [place.path().canonicalize().unwrap()];
+    let elsewhere = [PathBuf::from("/nonexistent")];
+    let number = libc::SYS_fchownat;
+    let give = |path: &Path, [owner, wanted, flags]: [u32; 3], sockets| {
+        let text = with_zero(path);
+        let args = [HERE, 0, owner.into(), wanted.into(), flags.into(), 0];
+        let mut head = Head { number, args, lens: [NOTHING; ARGS] };
+        head.lens[1] = len(&text);
+        // SAFETY: as in `ask`.
+        let raw = unsafe { std::slice::from_raw_parts((&raw const head).cast::<u8>(), size_of::<Head>()) };
+        make(&[raw, &text].concat(), &[], sockets).map(|reply| reply.result)
+    };
+    let (nobody, may) = (forms::NOBODY, Sockets { folders: Some(&folders), group: Some(group) });
+    assert_eq!(give(&socket, [nobody, group, 0], may), Ok(0));
+    assert_eq!(fs::metadata(&socket).unwrap().gid(), group);
+    for asked in
+        [[0, group, 0], [nobody, group + 1, 0], [nobody, nobody, 0], [nobody, group, libc::AT_EMPTY_PATH.cast_unsigned()]]
+    {
+        assert_eq!(give(&socket, asked, may), Err(NOT_ALLOWED), "{asked:?}");
+    }
+    assert_eq!(give(&socket, [nobody, group, 0], ANY), Err(NOT_ALLOWED), "no group was named");
+    assert_eq!(give(&socket, [nobody, group, 0], Sockets { folders: Some(&elsewhere), ..may }), Err(NOT_ALLOWED));
+    assert_eq!(give(&file, [nobody, group, 0], may), Err(NOT_ALLOWED));
+    assert_eq!(fs::metadata(&file).unwrap().gid(), own);
 }

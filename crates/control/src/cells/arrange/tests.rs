@@ -286,6 +286,24 @@ fn names_that_guests_did_not_choose_keep_nobody_from_starting() {
     }
 }
 
+/// A guest's request was cut short, and the daemon is started with another isolation.
+#[test]
+fn a_file_that_is_to_be_settled_does_not_outlive_the_state_that_says_so() {
+    let state = TempDir::new().unwrap();
+    let (own, x) = (state.path(), folder(state.path(), &name("x")));
+    let [gone, used] = ["gone.img", "used.img"].map(|file| own.join(file));
+    for file in [&gone, &used] {
+        std::fs::write(file, "a guest's").unwrap();
+    }
+    put(own, &[], &[]);
+    put(&x, &[volume("v", &format!("file:{}", used.display()))], &[device("a", Some("x"), &["v"])]);
+    let changes = Changes { put_files: vec![&gone, &used], ..Changes::default() };
+    Store::open(&x).unwrap().apply(&changes).unwrap();
+    arranged(own, IsolationMode::Shared).unwrap();
+    assert!(!gone.exists() && used.exists(), "what has become another state's is a volume's still");
+    assert_eq!(found(own), [("main".to_owned(), place(&["v"], &["a"]))].into());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 

@@ -2,17 +2,23 @@
 
 use std::{io::Read, os::unix::net::UnixStream};
 
+use millrace_block::Lba;
+use millrace_driver::{DmaBuffer, QueueOptions, QueuePair, VfioUser, spec::NamespaceId};
+
 use super::*;
 use crate::{
     apps::{AppChange, AppUser},
     manager::{AppSource, Asker, Elsewhere, Others, SessionSpec},
+    model::GroupCaps,
+    store::SessionRecord,
 };
 
 const UID: u32 = 4_000_001;
 const OTHER: u32 = 4_000_002;
 
 fn app(uid: u32, volumes: &[&str], read_only: bool, sessions: usize) -> AppUser {
-    AppUser { uid, volumes: volumes.iter().map(ToString::to_string).collect(), read_only, sessions }
+    let volumes = volumes.iter().map(ToString::to_string).collect();
+    AppUser { uid, volumes, read_only, sessions, caps: GroupCaps::default() }
 }
 
 fn only(volumes: &[&str]) -> AppChange {
@@ -45,6 +51,56 @@ fn goes_on(rig: &Rig, (name, connection): &mut (Name, UnixStream)) -> bool {
 fn refused<T>(result: Result<T, ControlError>, class: Class, why: &str) {
     let error = result.err().expect("it is refused");
     assert!(error.class() == class && error.to_string().contains(why), "{error}");
+}
+
+fn bandwidth(bytes: u64) -> GroupCaps {
+    GroupCaps { bandwidth: Some(Size(bytes)), ..GroupCaps::default() }
+}
+
+fn cap(rig: &Rig, caps: GroupCaps) {
+    let change = AppChange { caps: Some(caps), ..AppChange::default() };
+    assert_eq!(rig.change_app(UID, &change, &nobody()).unwrap().caps, change.caps.unwrap());
+}
+
+fn held_back(rig: &Rig) -> u64 {
+    rig.app(UID, &nobody()).unwrap().held_back
+}
+
+/// A session's program.
+struct Program {
+    guest: Controller,
+    queue: QueuePair,
+    buffer: DmaBuffer,
+}
+
+impl Program {
+    fn of((_, connection): (Name, UnixStream)) -> Self {
+        let transport = VfioUser::from_stream(connection, PATIENCE).unwrap();
+        let mut guest = Controller::attach(transport, &Options::default()).unwrap();
+        guest.start().unwrap();
+        let queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
+        let buffer = guest.memory().alloc(4096).unwrap();
+        Self { guest, queue, buffer }
+    }
+
+    /// Begins writes of 512 bytes.
+    fn begin(&mut self, count: u64) {
+        let namespace = self.guest.namespace(NamespaceId(1)).unwrap();
+        for at in 0..count {
+            self.queue.submit(&namespace.write(Lba(at), self.buffer.slice(0, 512)).unwrap()).unwrap();
+        }
+        self.queue.ring().unwrap();
+    }
+
+    fn end(&mut self) {
+        eventually("the end of the writes", || {
+            while let Some(cqe) = self.queue.next_completion().unwrap() {
+                assert!(cqe.status().is_success(), "{cqe:?}");
+            }
+            self.queue.ring().unwrap();
+            (self.queue.in_flight() == 0).then_some(())
+        });
+    }
 }
 
 /// What is said, in short.
@@ -112,6 +168,11 @@ fn what_cannot_be_said_of_a_user_is_refused_and_changes_nothing() {
     refused(create(&app(0, &["a"], false, 1)), Class::Invalid, "user 0: it may open every volume");
     refused(create(&app(0, &["*"], true, 1)), Class::Invalid, "user 0: it may open every volume");
     refused(change(&AppChange::default()), Class::Invalid, "say which volumes");
+    let limited = |uid, caps| AppUser { caps, ..app(uid, &["*"], false, 1) };
+    refused(create(&limited(OTHER, bandwidth(0))), Class::Invalid, "user 4000002: bandwidth: 1 at least is possible");
+    let burst = GroupCaps { burst: Some("1s".to_owned()), ..GroupCaps::default() };
+    refused(create(&limited(OTHER, burst)), Class::Invalid, "burst: it is of caps, and there are none");
+    refused(create(&limited(0, bandwidth(5))), Class::Invalid, "only the number of its sessions can be said");
     refused(change(&only(&["none"])), Class::Missing, "volume none does not exist");
     refused(change(&AppChange { sessions: Some(0), ..AppChange::default() }), Class::Invalid, "not 0");
     refused(rig.change_app(OTHER, &only(&["a"]), &nobody()), Class::Missing, "user 4000002 has not been given any volumes");
@@ -129,6 +190,86 @@ fn what_cannot_be_said_of_a_user_is_refused_and_changes_nothing() {
     rig.delete_app(0).unwrap();
     assert!(goes_on(&rig, &mut own));
     open(&rig, 0, "a", false).unwrap();
+}
+
+#[test]
+fn a_users_caps_hold_for_all_his_sessions_and_for_nobody_elses() {
+    let mut rig = Rig::new();
+    with_volumes(&rig);
+    for uid in [UID, OTHER] {
+        rig.create_app(&app(uid, &["*"], false, 9), &nobody()).unwrap();
+    }
+    let mut first = Program::of(open(&rig, UID, "a", false).unwrap());
+    let mut other = Program::of(open(&rig, OTHER, "a", false).unwrap());
+    first.begin(8);
+    first.end();
+    // One write may go, and is paid for until long after this test.
+    cap(&rig, bandwidth(1));
+    first.begin(1);
+    first.end();
+    assert_eq!(held_back(&rig), 0);
+    let session = open(&rig, UID, "b", false).unwrap();
+    let view = rig.device(session.0.as_str()).unwrap();
+    assert_eq!((view.session_caps, view.session_held_back), (bandwidth(1), Some(0)));
+    let mut second = Program::of(session);
+    second.begin(1);
+    eventually("one that is held on another volume", || (held_back(&rig) == 1).then_some(()));
+    first.begin(3);
+    eventually("one that is held where it was open before", || (held_back(&rig) == 2).then_some(()));
+    other.begin(8);
+    other.end();
+    assert_eq!((first.queue.in_flight(), second.queue.in_flight()), (3, 1));
+    // Other caps are obeyed at once, and so is that there are none.
+    cap(&rig, bandwidth(1 << 30));
+    first.end();
+    second.end();
+    cap(&rig, bandwidth(1));
+    first.begin(2);
+    second.begin(2);
+    eventually("those that are held again", || (held_back(&rig) >= 4).then_some(()));
+    cap(&rig, GroupCaps::default());
+    first.end();
+    second.end();
+    first.begin(8);
+    first.end();
+    assert_eq!(held_back(&rig), 0);
+    assert!(rig.devices().iter().all(|view| view.session_caps.is_empty() && view.session_held_back.is_none()));
+    drop((first, second, other));
+    cap(&rig, bandwidth(7));
+    rig.restart();
+    assert_eq!(rig.app(UID, &nobody()).unwrap().caps, bandwidth(7), "what was said outlives the daemon");
+    let change = AppChange { sessions: Some(3), ..AppChange::default() };
+    assert_eq!(rig.change_app(UID, &change, &nobody()).unwrap().caps, bandwidth(7), "what is not said stays");
+}
+
+#[test]
+fn users_and_sessions_without_caps_are_stored_as_they_were_before_there_were_any() {
+    let user = r#"{"uid":4000001,"volumes":["a"],"read_only":false,"sessions":2}"#;
+    let stored: AppUser = serde_json::from_str(user).unwrap();
+    assert_eq!(stored, app(UID, &["a"], false, 2));
+    assert_eq!(serde_json::to_string(&stored).unwrap(), user, "earlier programs understand it");
+    let session: SessionRecord = serde_json::from_str(r#"{"uid":4000001}"#).unwrap();
+    assert!(session.caps.is_empty());
+    assert_eq!(serde_json::to_string(&session).unwrap(), r#"{"uid":4000001}"#);
+}
+
+#[test]
+fn what_caps_hold_back_ends_when_they_are_lifted_or_nobody_waits_for_it() {
+    let rig = Rig::new();
+    with_volumes(&rig);
+    rig.create_app(&app(UID, &["*"], false, 9), &nobody()).unwrap();
+    let mut program = Program::of(open(&rig, UID, "a", false).unwrap());
+    cap(&rig, bandwidth(1));
+    program.begin(3);
+    eventually("a write that is held", || (held_back(&rig) > 0).then_some(()));
+    // Lifted and said again while writes wait: those go, and later ones do not.
+    cap(&rig, GroupCaps::default());
+    program.end();
+    cap(&rig, bandwidth(1));
+    program.begin(3);
+    eventually("another one that is held", || (held_back(&rig) > 0).then_some(()));
+    // Nobody waits for what is held when its program resets its controller.
+    program.guest.disable().expect("within CAP.TO");
 }
 
 #[test]

@@ -13,6 +13,17 @@ use millrace_frontends::nvme::{HostReply, NewFormat, Status};
 use super::{stacks::spec, *};
 use crate::store::Changes;
 
+/// Paths whose file systems do not answer, until somebody says so.
+pub(super) static HUNG: Mutex<BTreeMap<PathBuf, Receiver<()>>> = Mutex::new(BTreeMap::new());
+
+/// Whoever looks first at a path that hangs waits.
+pub(in crate::manager) fn before_look(path: &Path) {
+    let hung = HUNG.lock().unwrap().remove(path);
+    if let Some(hung) = hung {
+        let _ = hung.recv();
+    }
+}
+
 fn blocks(guest: &mut Controller, nsid: u32) -> u64 {
     guest.namespace(NamespaceId(nsid)).unwrap().size().0
 }
@@ -187,6 +198,39 @@ fn a_file_without_a_namespace_is_in_nobodys_way() {
     create(&rig, "d", 2, 4096).map(drop).unwrap();
     ask(&rig, |host, reply| host.delete_namespace("d", 1, reply)).unwrap();
     assert!(!has.exists() && rig.store.load_files().unwrap().is_empty());
+}
+
+#[test]
+fn a_file_system_that_hangs_keeps_nobody_waiting_but_the_guest_that_needs_it() {
+    let rig = Rig::new();
+    guests_device(&rig);
+    fs::create_dir(rig.path("elsewhere")).unwrap();
+    let backend = format!(r#"{{"ns_quota":"1M","ns_backend":"file:{}"}}"#, rig.path("elsewhere").display());
+    rig.create_device(&device("e", &backend)).unwrap();
+    let (made, deleted) = (rig.directory.path().to_owned(), rig.path("d-1234abcd-ns1.img"));
+    for path in [made, deleted] {
+        let (release, hung) = channel();
+        HUNG.lock().unwrap().insert(path.clone(), hung);
+        let is_create = path == rig.directory.path();
+        thread::scope(|scope| {
+            let asked = scope.spawn(|| {
+                if is_create {
+                    return create(&rig, "d", 1, 4096).map(drop);
+                }
+                ask(&rig, |host, reply| host.delete_namespace("d", 1, reply))
+            });
+            eventually("a look that hangs", || (!HUNG.lock().unwrap().contains_key(&path)).then_some(()));
+            // The manager, and the thread that answers guests.
+            assert_eq!(rig.volumes().len(), usize::from(!is_create));
+            create(&rig, "e", 1, 4096).map(drop).unwrap();
+            rig.host.attachment_changed("e", 1, true);
+            ask(&rig, |host, reply| host.delete_namespace("e", 1, reply)).unwrap();
+            assert!(!asked.is_finished(), "it waits");
+            drop(release);
+            asked.join().unwrap().unwrap();
+        });
+    }
+    assert!(rig.volumes().is_empty());
 }
 
 #[test]

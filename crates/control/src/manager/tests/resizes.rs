@@ -9,7 +9,7 @@ use millrace_block::{BlockCount, Geometry, Request, Step, TaskContext, Usage, Vo
 use millrace_frontends::nvme::Identity;
 
 use super::{stacks::spec, *};
-use crate::usage::UsageQuestion;
+use crate::{manager::shutdown::Limits, upgrade::UpgradeSpec, usage::UsageQuestion};
 
 /// A volume that says when it is resized, and waits until it is told to go on: not for ever, so that a test of who waits for it ends.
 struct Slow {
@@ -63,10 +63,31 @@ impl Rig {
             let slow = Arc::new(Slow { inner, begun, go_on: Mutex::new(go_on) });
             volume.live = Ok(Namespace::new(slow, identity, true));
         }
+        (tell, self.begin_to_resize(name, to, &has_begun))
+    }
+
+    /// The same inside of it: what is stored changes already.
+    fn grow_slowly(&self, name: &str, to: &str) -> (Sender<()>, JoinHandle<Result<VolumeView, ControlError>>) {
+        let ((begun, has_begun), (tell, go_on)) = (channel(), channel());
+        {
+            let inner = self.peek();
+            let switch = &inner.volumes[name].graph.as_ref().unwrap().switch;
+            let slow: Arc<dyn Blocks> = Arc::new(Slow { inner: switch.root(), begun, go_on: Mutex::new(go_on) });
+            switch.change(&slow, PATIENCE, || Ok::<(), VolumeError>(())).unwrap();
+        }
+        (tell, self.begin_to_resize(name, to, &has_begun))
+    }
+
+    fn begin_to_resize(
+        &self,
+        name: &str,
+        to: &str,
+        has_begun: &Receiver<()>,
+    ) -> JoinHandle<Result<VolumeView, ControlError>> {
         let (manager, name, to) = (Arc::clone(self.manager.as_ref().unwrap()), name.to_owned(), size(to));
         let resizing = thread::spawn(move || manager.resize_volume(&name, to));
         has_begun.recv_timeout(PATIENCE).unwrap();
-        (tell, resizing)
+        resizing
     }
 }
 
@@ -101,6 +122,10 @@ fn nobody_waits_for_a_resize_and_whom_it_concerns_is_told() {
     }
     let over = rig.create_volume(&spec("over", None, "throttle(iops=1000) | volume:v")).unwrap_err().to_string();
     assert!(over.contains("volume v is being resized"), "{over}");
+    // Nobody lets go in the middle of it: the keeper would not wait.
+    let upgrade = UpgradeSpec { binary: "/proc/self/exe".into(), trial_seconds: None };
+    let refused = rig.upgrade(&upgrade).unwrap_err().to_string();
+    assert!(refused.contains("volume v is being resized"), "{refused}");
     assert!(!resizing.is_finished(), "the resize was not waited for");
     tell.send(()).unwrap();
     assert_eq!(resizing.join().unwrap().unwrap().size, size("2M"));
@@ -170,6 +195,46 @@ fn the_daemon_ends_after_a_resize() {
     ending.join().unwrap();
     rig.restart();
     assert_eq!(rig.volume("v").unwrap().size, size("2M"));
+}
+
+/// A file system that does not answer may have it. What is about others is put in order; what it stored on its way stays, as after a kill.
+#[test]
+fn a_resize_that_does_not_end_keeps_the_daemon_for_a_while_only() {
+    let rig = Rig::new();
+    for name in ["v", "w"] {
+        rig.create_volume(&rig.file_volume(name, "1M")).unwrap();
+    }
+    let (tell, resizing) = rig.grow_slowly("v", "2M");
+    rig.shutdown_within(&Limits { resizes: Duration::ZERO, ..Limits::USUAL });
+    let is_free = |name: &str| fs::File::open(rig.path(name)).unwrap().try_lock().is_ok();
+    eventually("a file that is closed", || is_free("w.img").then_some(()));
+    assert!(!is_free("v.img"), "who is in the midst of it has it");
+    let stored = rig.store.volume(&"v".parse().unwrap()).unwrap().unwrap();
+    assert_eq!((stored.size(), stored.growing), (size("1M"), Some(size("2M"))));
+    tell.send(()).unwrap();
+    assert!(resizing.join().unwrap().is_err(), "the volume is no more");
+}
+
+/// What a volume's services find out is stored beside its shape, which is older here than what is stored.
+#[test]
+fn what_a_growth_stores_and_what_is_found_out_meanwhile_stay_both() {
+    let mut rig = Rig::new();
+    rig.create_volume(&rig.file_volume("v", "1M")).unwrap();
+    let (tell, resizing) = rig.grow_slowly("v", "2M");
+    let stored = |rig: &Rig| {
+        let VolumeRecord { growing, untold, spec, .. } = rig.store.volume(&"v".parse().unwrap()).unwrap().unwrap();
+        (spec.size.unwrap(), growing, untold)
+    };
+    assert_eq!(stored(&rig), (size("1M"), Some(size("2M")), false));
+    rig.peek().volumes["v"].graph.as_ref().unwrap().switch.note_loss();
+    rig.note_legs(&mut rig.peek());
+    assert_eq!(stored(&rig), (size("1M"), Some(size("2M")), true));
+    tell.send(()).unwrap();
+    resizing.join().unwrap().unwrap();
+    assert_eq!(stored(&rig), (size("2M"), None, true));
+    rig.restart();
+    let view = rig.volume("v").unwrap();
+    assert_eq!((view.state, view.size), (State::Ready, size("2M")), "{:?}", view.reason);
 }
 
 /// The time before a resize is on the account at the size of then, also of what the volume is made of.

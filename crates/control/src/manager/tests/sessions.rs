@@ -6,6 +6,7 @@ use super::*;
 use crate::{
     apps::AppUser,
     manager::{Asker, Elsewhere, SESSIONS, SessionSpec},
+    model::GroupCaps,
 };
 
 const STRANGER: Asker = Asker { uid: 4_000_000 };
@@ -22,7 +23,8 @@ fn own() -> Asker {
 /// A manager that knows a user who may read two volumes, twice at a time.
 fn rig() -> Rig {
     let directory = tempfile::tempdir().unwrap();
-    let apps = vec![AppUser { uid: KNOWN.uid, volumes: vec!["a".into(), "none".into()], read_only: true, sessions: 2 }];
+    let (volumes, caps) = (vec!["a".into(), "none".into()], GroupCaps::default());
+    let apps = vec![AppUser { uid: KNOWN.uid, volumes, read_only: true, sessions: 2, caps }];
     let settings = Settings {
         run_dir: directory.path().to_owned(),
         state_dir: Some(directory.path().to_owned()),
@@ -31,6 +33,7 @@ fn rig() -> Rig {
         cell: None,
         apps,
         card: None,
+        socket_group: Some(millrace_sandbox::Group::find(&rustix::process::getegid().as_raw().to_string()).unwrap()),
     };
     let engine = Engine::start(vec![ShardConfig::new(0, None)]).unwrap();
     let store = Store::open(directory.path()).unwrap();
@@ -63,6 +66,19 @@ fn users_get_what_they_may_have_and_no_more() {
     let many: Vec<_> = (0..SESSIONS).map(|_| rig.open_session(own(), &spec("b", false), &Elsewhere::new).unwrap()).collect();
     assert!(matches!(refused(own(), spec("b", false)), ControlError::TooManySessions { .. }));
     drop(many);
+}
+
+#[test]
+fn a_group_may_connect_to_devices_and_to_no_session() {
+    let rig = rig();
+    let mode = |device: &str| {
+        let socket = rig.device(device).unwrap().socket;
+        std::os::unix::fs::PermissionsExt::mode(&fs::symlink_metadata(socket).unwrap().permissions()) & 0o777
+    };
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.create_device(&serde_json::from_str(r#"{"name":"v","virtio_blk":{}}"#).unwrap()).unwrap();
+    let (session, _connection) = rig.open_session(own(), &spec("a", true), &Elsewhere::new).unwrap();
+    assert_eq!([mode("d"), mode("v"), mode(session.as_str())], [0o660, 0o660, 0o600]);
 }
 
 #[test]

@@ -1,0 +1,681 @@
+//! Devices whose guests do not go on with the others when a worker takes over, and what they wait for.
+//!
+//! ```text
+//!   restore ─► a device whose guest had a namespace that is not there ────────────┐
+//!           └► one into whose guest's memory the dead worker may still read ─┐    │
+//!                                                                            ▼    ▼
+//!                                              a thread looks again ─► volumes are opened, the guest goes on
+//! ```
+//!
+//! A guest whose commands were carried out without their namespace would get errors that it does not come back from. And what it was told is
+//! completed it uses for something else: a read that the dead worker had begun must not come after that (`crate::witness`).
+//!
+//! How long for? A hung back end is not a death: its guests wait for it without a limit. But nobody else should, and there is one witness for
+//! all requests of a worker. So a device waits for it only on account of volumes in [`Doubt`]:
+//! * Of a file that is written the lock is this worker's alone: once it has it, the dead worker's requests there have ended. No doubt, no wait.
+//! * A file that is only read may be locked by several at once, so that its lock tells nothing. But this worker has opened it, which is to say that
+//!   its disk answers. The same where a leg was out of use before the dead worker ended. After [`PATIENCE`] it is others' requests that have not ended.
+//! * Of what this worker has not opened, it knows nothing but what the witness tells.
+//!
+//! The API waits for none of it, but while volumes are being opened, and for a shard's answer: what exists is locked then.
+//!
+//! Nobody else would do better: another worker does not find a file either that is not there, and waits for one that is kept, for a second with
+//! all guests. So there is no upgrade meanwhile ([`Inner::why_waited_for`]).
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    iter,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace_services::{Leaf, migrate::stacks};
+use rustix::{
+    fs::{FlockOperation, Mode, OFlags, flock, open},
+    io::Errno,
+};
+
+use super::{Device, Inner, Manager, Volume, WeakManager, crew::Crew};
+use crate::{
+    Name,
+    daemon::monotonic_micros,
+    devices::Restored,
+    disks::Live,
+    error::ControlError,
+    model::CopyState,
+    store::{CopyRecord, DeviceRecord, NamespaceRecord, VolumeRecord},
+    witness::Earlier,
+};
+
+/// How long a read of a disk that answers may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long all guests wait for files that the dead worker's requests keep. From then on only those of the volumes that are made of them do.
+const HASTE: Duration = Duration::from_secs(1);
+/// The same later, for one that nobody kept a moment ago.
+const MOMENT: Duration = Duration::from_millis(100);
+/// Volumes whose files are being looked at: each look that hangs has a lane of the broker, of which there are not many more.
+const LOOKS: usize = 4;
+/// How soon is looked again, at first and at last.
+const FIRST_LOOK: Duration = Duration::from_millis(2);
+const LOOK: Duration = Duration::from_secs(1);
+/// A try to open volumes, while which nothing can be changed, is followed by so many times its length without one.
+const REST: u32 = 30;
+/// Why a virtio disk does not show a volume that is there.
+pub(super) const HELD_UP: &str = "its guest does not go on yet";
+
+/// Why the dead worker may still have requests under way for a volume that this one has looked at: see the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doubt {
+    /// Its disks answer.
+    Brief,
+    /// Not all of it was opened.
+    Lasting,
+}
+
+/// What a look at a file, or at a volume's files, has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Found {
+    /// Nobody keeps it, or it cannot be looked at: opening it says more.
+    Free,
+    Gone(PathBuf),
+    /// Somebody has locked it.
+    Kept(PathBuf),
+}
+
+/// Who waits.
+#[derive(Default)]
+pub(super) struct Late {
+    earlier: Earlier,
+    /// When this worker began to open files, by the system's clock in microseconds.
+    began: u64,
+    /// Until when volumes in brief doubt are waited for. `None`: there was no worker before this one.
+    until: Option<Instant>,
+    /// Volumes that are opened later if their files are in use, and until when they are waited for before.
+    hasty: BTreeSet<Name>,
+    hurry: Option<Instant>,
+    /// What the last looks at volumes that are missed have found.
+    found: BTreeMap<Name, Found>,
+    /// Volumes that were opened later, and are not shown to guests that do not wait.
+    unshown: BTreeSet<Name>,
+    /// Devices whose shards have not come to what the dead worker had begun.
+    silent: BTreeSet<Name>,
+    /// The worker lets go: whatever is late is the next one's.
+    leaves: bool,
+    doubts: BTreeMap<Name, Doubt>,
+    /// The devices, with the volumes that they showed and that were in doubt.
+    devices: BTreeMap<Name, BTreeSet<Name>>,
+}
+
+impl Late {
+    /// How long a stored volume's files are waited for at most.
+    pub(super) fn patience(&self, volume: &Name) -> Duration {
+        let hurry = self.hurry.filter(|_| self.hasty.contains(volume));
+        hurry.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
+    }
+
+    /// When this worker began to open files, by the system's clock in microseconds.
+    pub(super) fn began(&self) -> u64 {
+        self.began
+    }
+
+    pub(super) fn has(&self, device: &Name) -> bool {
+        self.devices.contains_key(device)
+    }
+
+    /// It is gone.
+    pub(super) fn forget(&mut self, device: &Name) {
+        self.devices.remove(device);
+        self.silent.remove(device);
+    }
+
+    /// A volume is not this worker's to open.
+    pub(super) fn forget_volume(&mut self, volume: &Name) {
+        self.hasty.remove(volume);
+        self.unshown.remove(volume);
+    }
+
+    /// From now on nothing is opened or shown any more.
+    pub(super) fn leave(&mut self) {
+        self.leaves = true;
+    }
+
+    /// Whether requests of dead workers may be under way for one of these volumes.
+    fn holds_up(&self, volumes: &BTreeSet<Name>) -> bool {
+        let brief = self.until.is_some_and(|until| Instant::now() < until);
+        let holds = |doubt: &Doubt| *doubt == Doubt::Lasting || brief;
+        !self.earlier.have_ended() && volumes.iter().filter_map(|volume| self.doubts.get(volume)).any(holds)
+    }
+}
+
+/// Looks at a file.
+fn look(path: &Path, read_only: bool) -> Found {
+    let lock = if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
+    // NONBLOCK: it may be a FIFO by now.
+    let file = open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty());
+    match file.and_then(|file| flock(&file, lock)) {
+        Err(Errno::NOENT) => Found::Gone(path.to_owned()),
+        Err(Errno::WOULDBLOCK) => Found::Kept(path.to_owned()),
+        Ok(()) | Err(_) => Found::Free,
+    }
+}
+
+/// Looks at a volume's files: the worst that is found.
+fn look_at_all(record: &VolumeRecord) -> Found {
+    let files = record.spec.stack.leaves().into_iter().filter_map(Leaf::file);
+    let found: Vec<_> = files.map(|path| look(path, record.spec.read_only)).collect();
+    // Of one that is kept, a try to open the volume would wait.
+    let kept = found.iter().find(|found| matches!(found, Found::Kept(_)));
+    kept.or_else(|| found.iter().find(|found| **found != Found::Free)).cloned().unwrap_or(Found::Free)
+}
+
+// ---- before guests go on --------------------------------------------------------------------------------------------
+
+impl Inner {
+    /// Which volumes may be opened later, if the dead worker's requests keep their files: those that devices show. Not where more would be
+    /// lost than time: what others are made of is a leg that they would go without, a migration or a growth would be given up, a copy fail.
+    pub(super) fn be_hasty(&mut self, volumes: &[VolumeRecord], devices: &[DeviceRecord], copies: &[CopyRecord]) {
+        if self.keeper.as_ref().is_none_or(|keeper| keeper.predecessor().is_none()) {
+            return;
+        }
+        self.late.began = monotonic_micros();
+        let shown = devices.iter().flat_map(|device| &device.namespaces).map(|namespace| &namespace.volume);
+        let copied = copies.iter().filter(|copy| matches!(copy.state, CopyState::Running | CopyState::Paused));
+        let copied: BTreeSet<_> = copied.flat_map(|copy| [&copy.source, &copy.target]).collect();
+        let below: BTreeSet<_> =
+            volumes.iter().flat_map(|volume| volume.spec.stack.leaves()).filter_map(Leaf::volume).collect();
+        let is_whole = |volume: &&VolumeRecord| {
+            let (name, is_moving) = (&volume.spec.name, stacks::migration(&volume.spec.stack).is_some());
+            !is_moving && volume.growing.is_none() && !copied.contains(name) && !below.contains(name.as_str())
+        };
+        let whole: BTreeSet<_> = volumes.iter().filter(is_whole).map(|volume| &volume.spec.name).collect();
+        self.late.hasty = shown.filter(|name| whole.contains(name)).cloned().collect();
+        self.late.hurry = Some(Instant::now() + HASTE);
+    }
+
+    /// Notes what is in doubt of volumes that have just been opened, or not. Nobody is in a hurry any more.
+    pub(super) fn note_doubts(&mut self) {
+        self.late.hurry = None;
+        let volumes = &self.volumes;
+        self.late.hasty.retain(|name| volumes.get(name).is_some_and(|volume| volume.live.is_err()));
+        let Some(keeper) = self.keeper.as_ref().filter(|keeper| keeper.predecessor().is_some()) else { return };
+        self.late.earlier = Earlier::of(keeper);
+        self.late.until = Some(Instant::now() + PATIENCE);
+        let doubt = |(name, volume): (&Name, &Volume)| Some((name.clone(), self.doubt(volume)?));
+        self.late.doubts = self.volumes.iter().filter_map(doubt).collect();
+    }
+
+    fn doubt(&self, volume: &Volume) -> Option<Doubt> {
+        let record = &volume.record;
+        let Some(live) = &volume.graph else { return Some(Doubt::Lasting) };
+        let out_of_use = live.graph.out_of_use();
+        // What is stored was so while the dead worker lived.
+        let is_new = |leg: &String| !record.out_of_use.contains(leg);
+        if out_of_use.iter().any(is_new) || self.given_up.contains(&record.spec.name) {
+            return Some(Doubt::Lasting);
+        }
+        let reads_files = record.spec.read_only && record.spec.stack.leaves().into_iter().any(|leaf| leaf.file().is_some());
+        (reads_files || !out_of_use.is_empty()).then_some(Doubt::Brief)
+    }
+
+    /// The volumes in doubt that a device shows, and what they are made of.
+    fn in_doubt(&self, record: &DeviceRecord) -> BTreeSet<Name> {
+        let shown = record.namespaces.iter().map(|namespace| &namespace.volume);
+        let all = shown.flat_map(|name| iter::once(name.clone()).chain(self.below_with(name.as_str(), true)));
+        all.filter(|name| self.late.doubts.contains_key(name)).collect()
+    }
+
+    /// Whether a device is to be brought back without its volume: a virtio disk's guest goes on as soon as that is there.
+    pub(super) fn is_held_up(&self, record: &DeviceRecord, live: &Live) -> bool {
+        let is_there = |at: &NamespaceRecord| self.namespace_of(&at.volume).is_ok();
+        let is_ready = matches!(live, Live::Disk(_)) && record.namespaces.iter().all(is_there);
+        is_ready && self.late.holds_up(&self.in_doubt(record))
+    }
+
+    /// Shows a namespace that a device had.
+    pub(super) fn show_again(&self, live: &Live, at: &NamespaceRecord) -> Result<(), ControlError> {
+        let by_guest = self.volumes.get(&at.volume).is_some_and(|volume| volume.record.created_by.is_some());
+        let namespace = self.namespace_of(&at.volume)?;
+        let (nsid, read_only, attached) = (at.nsid, at.read_only, at.attached);
+        live.restore(Restored { nsid, namespace, read_only, by_guest, attached })
+    }
+
+    /// Finds the devices that are to wait.
+    pub(super) fn hold_back(&mut self) {
+        if self.late.until.is_none() {
+            return;
+        }
+        let late = self.devices.values().filter_map(|device| {
+            let volumes = self.in_doubt(&device.record);
+            // What it was held up by may be over by now: then that is found at the first look.
+            let is_late = self.is_late(device, &volumes) || device.failed.values().any(|reason| reason == HELD_UP);
+            is_late.then(|| (device.record.spec.name.clone(), volumes))
+        });
+        self.late.devices = late.collect();
+        for device in self.late.devices.keys().filter_map(|name| self.devices.get(name)) {
+            if let Some(why) = self.why_late(device) {
+                tracing::warn!(device = %device.record.spec.name, "{why}");
+            }
+        }
+    }
+
+    /// Whether a device's guest has to wait; these of its volumes are in doubt.
+    fn is_late(&self, device: &Device, volumes: &BTreeSet<Name>) -> bool {
+        let is_held_up = self.late.holds_up(volumes);
+        if device.failed.is_empty() && !is_held_up {
+            return false;
+        }
+        match &device.live {
+            Ok(Live::Controller(live)) => match live.misses(device.failed.keys().copied().collect()) {
+                Ok(Some(missing)) => is_held_up || !missing.is_empty(),
+                // It is asked again when its shard is back.
+                Err(ControlError::Silent { .. }) => true,
+                Ok(None) | Err(_) => false,
+            },
+            Ok(Live::Disk(_)) => {
+                let mut shown = device.record.namespaces.iter();
+                !device.failed.is_empty() && (is_held_up || shown.any(|at| self.namespace_of(&at.volume).is_err()))
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Why a device's guest waits, if it does.
+    pub(super) fn why_late(&self, device: &Device) -> Option<String> {
+        let volumes = self.late.devices.get(&device.record.spec.name)?;
+        if let Some((nsid, reason)) = device.failed.iter().find(|(_, reason)| *reason != HELD_UP) {
+            return Some(format!(
+                "its guest waits for namespace {nsid} ({reason}), which is tried again: put that right, or detach the namespace"
+            ));
+        }
+        if self.late.silent.contains(&device.record.spec.name) {
+            return Some("its guest waits for its shard, which does not answer, to go on with what was begun".to_owned());
+        }
+        let volumes: Vec<_> = volumes.iter().map(Name::as_str).collect();
+        Some(format!(
+            "its guest waits until the kernel has ended what the worker before this one asked of disks, for which volume {} may be one",
+            volumes.join(", ")
+        ))
+    }
+
+    /// Until its guest goes on, a device shows what it showed.
+    pub(super) fn check_goes_on(&self, device: &str) -> Result<(), ControlError> {
+        let device = self.device(device)?;
+        match self.why_late(device) {
+            Some(why) => Err(ControlError::invalid("device", &device.record.spec.name, why)),
+            None => Ok(()),
+        }
+    }
+}
+
+// ---- afterwards -----------------------------------------------------------------------------------------------------
+
+impl Manager {
+    /// Looks after those that wait, and after the dead worker's last requests, in a thread of its own.
+    pub(super) fn attend_late(&self, inner: &Inner) {
+        if inner.is_all_over() {
+            return;
+        }
+        let manager = self.itself.clone();
+        let spawned = thread::Builder::new().name("millrace-late".to_owned()).spawn(move || attend(&manager));
+        if let Err(error) = spawned {
+            tracing::error!(%error, "no thread for devices that wait: their guests do so until the next worker takes over");
+        }
+    }
+
+    /// One look at those that wait, with what was found of volumes' files. Whether some still do.
+    fn look_at_late(&self, found: BTreeMap<Name, Found>) -> bool {
+        self.reach_all();
+        let inner = &mut *self.peek();
+        if inner.stopping || inner.late.leaves {
+            return false;
+        }
+        inner.late.earlier.look();
+        let is_free = |(_, found): &(&Name, &Found)| !matches!(found, Found::Kept(_));
+        let free: BTreeSet<_> = found.iter().filter(is_free).map(|(name, _)| name.clone()).collect();
+        inner.late.found.extend(found);
+        let opened = inner.open_again(&free);
+        if !opened.is_empty() {
+            // Before anybody is shown them.
+            inner.forget_late(&opened, &*self.host);
+            self.take_in(inner, opened);
+        }
+        // A shard that was silent may have kept more from being shown.
+        inner.show_missing();
+        inner.show_others();
+        inner.let_go_on();
+        if inner.is_nobody_late() && !self.is_on_trial() {
+            self.drop_untaken(inner);
+        }
+        !inner.is_all_over()
+    }
+
+    /// Notes volumes that were opened later, for devices to show.
+    fn take_in(&self, inner: &mut Inner, opened: BTreeSet<Name>) {
+        inner.renew_doubts(&opened);
+        if let Err(error) = self.store_settled(inner) {
+            tracing::error!(%error, "the sizes of volumes that had grown could not be stored");
+        }
+        self.note_legs(inner);
+        inner.late.unshown.extend(opened);
+        self.attend_migrations(inner);
+    }
+
+    /// Volumes that somebody waits for.
+    fn missed(&self) -> Vec<VolumeRecord> {
+        let inner = self.peek();
+        let names = inner.missed();
+        names.iter().filter_map(|name| Some(inner.volumes.get(name)?.record.clone())).collect()
+    }
+}
+
+/// Looks after those that wait until nobody does.
+fn attend(weak: &WeakManager) {
+    let (mut pause, mut next) = (FIRST_LOOK, Instant::now());
+    // Each volume's files are looked at by a thread of its own: a file system may not answer.
+    let (mut crew, mut due) = (Crew::new(), VecDeque::new());
+    loop {
+        let until = Instant::now() + pause;
+        let is_time = Instant::now() >= next;
+        if is_time && due.is_empty() {
+            let Some(manager) = weak.upgrade() else { return };
+            let missed = manager.missed();
+            drop(manager);
+            let busy: BTreeSet<Name> = crew.names().cloned().collect();
+            due.extend(missed.into_iter().filter(|record| !busy.contains(&record.spec.name)));
+        }
+        let mut found = BTreeMap::new();
+        loop {
+            while is_time && crew.names().count() < LOOKS {
+                let Some(record) = due.pop_front() else { break };
+                let name = record.spec.name.clone();
+                crew.add(&name, move || look_at_all(&record));
+            }
+            let Some((name, its)) = crew.next_done(until) else { break };
+            found.insert(name, its);
+        }
+        thread::sleep(until.saturating_duration_since(Instant::now()));
+        pause = (pause * 2).min(LOOK);
+        let Some(manager) = weak.upgrade() else { return };
+        let (began, tries) = (Instant::now(), found.values().any(|found| !matches!(found, Found::Kept(_))));
+        if !manager.look_at_late(found) {
+            return;
+        }
+        if tries {
+            next = Instant::now() + began.elapsed() * REST;
+        }
+    }
+}
+
+impl Inner {
+    fn is_all_over(&self) -> bool {
+        self.is_nobody_late() && self.late.earlier.have_ended()
+    }
+
+    /// Whether no volume and no guest is waited for.
+    pub(super) fn is_nobody_late(&self) -> bool {
+        self.late.devices.is_empty() && self.late.unshown.is_empty() && self.missed().is_empty()
+    }
+
+    /// Whether a volume could not be opened. One on its way here is not this worker's to open yet.
+    fn is_missing(&self, volume: &Name) -> bool {
+        self.volumes.get(volume).is_some_and(|volume| volume.live.is_err() && !volume.is_received())
+    }
+
+    /// Volumes that are to be opened.
+    fn missed(&self) -> BTreeSet<Name> {
+        let late = self.late.devices.keys().filter_map(|name| self.devices.get(name));
+        let shown = late.flat_map(|device| &device.record.namespaces).map(|namespace| &namespace.volume);
+        let below = shown.flat_map(|name| iter::once(name.clone()).chain(self.below_with(name.as_str(), true)));
+        below.chain(self.late.hasty.iter().cloned()).filter(|name| self.is_missing(name)).collect()
+    }
+
+    /// Why no other worker may take this one's place: it would do no better, and all guests wait meanwhile. Nothing is looked at here: a file
+    /// system may not answer.
+    pub(super) fn why_waited_for(&self) -> Option<String> {
+        self.missed().into_iter().find_map(|name| {
+            let shows = |device: &&Device| {
+                device.record.namespaces.iter().any(|at| self.is_over(at.volume.as_str(), name.as_str()))
+            };
+            let device = self.devices.values().find(shows).map(|device| &device.record.spec.name);
+            let what = match self.late.found.get(&name) {
+                Some(Found::Free) => return None,
+                // Nobody's namespace would be missed.
+                Some(Found::Gone(_)) if device.is_none() => return None,
+                Some(Found::Gone(path)) => format!("{} is not there", path.display()),
+                Some(Found::Kept(path)) => {
+                    format!("{} is in use, by requests of the worker before this one or by somebody else", path.display())
+                }
+                None => "its files have not been looked at yet, for which their disk has to answer".to_owned(),
+            };
+            let why = "another worker would do no better, and all guests would wait for it";
+            Some(match device {
+                Some(device) => format!(
+                    "volume {name}, which device {device} is to show: {what}; {why}: put the file back, or have its disk answer; or detach the \
+                     namespace (\"millrace device detach\"), or delete the device"
+                ),
+                None => format!("volume {name}: {what}; {why}: have its disk answer, or delete the volume"),
+            })
+        })
+    }
+
+    /// Opens those of these volumes that are not open; which it did.
+    fn open_again(&mut self, free: &BTreeSet<Name>) -> BTreeSet<Name> {
+        let mut opened = BTreeSet::new();
+        // One that is made of another is opened after it.
+        loop {
+            let is_closed = |name: &&Name| self.is_missing(name) && self.idle_volume(name.as_str()).is_ok();
+            let closed: Vec<_> = free.iter().filter(is_closed).cloned().collect();
+            let before = opened.len();
+            for name in closed {
+                self.late.hurry = Some(Instant::now() + MOMENT);
+                if self.reopen_failed(&name) {
+                    self.late.hasty.remove(&name);
+                    opened.insert(name);
+                }
+            }
+            self.late.hurry = None;
+            if opened.len() == before {
+                return opened;
+            }
+        }
+    }
+
+    fn renew_doubts(&mut self, opened: &BTreeSet<Name>) {
+        for name in opened {
+            match self.volumes.get(name).and_then(|volume| self.doubt(volume)) {
+                Some(doubt) => self.late.doubts.insert(name.clone(), doubt),
+                None => self.late.doubts.remove(name),
+            };
+        }
+    }
+
+    /// Has controllers show volumes that were opened later: those whose guests wait, or the others.
+    fn show_opened(&mut self, opened: &BTreeSet<Name>, late: bool) {
+        let names: Vec<_> = self.devices.keys().filter(|name| self.late.has(name) == late).cloned().collect();
+        for name in names {
+            if matches!(self.devices.get(&name), Some(Device { live: Ok(Live::Controller(_)), .. })) {
+                self.show_failed(&name, opened);
+            }
+        }
+    }
+
+    /// Has controllers whose guests wait show what they could not show, where it is there.
+    fn show_missing(&mut self) {
+        let there: BTreeSet<_> =
+            self.volumes.values().filter(|it| it.live.is_ok()).map(|it| it.record.spec.name.clone()).collect();
+        self.show_opened(&there, true);
+    }
+
+    /// Has devices whose guests do not wait show volumes that were opened later, once what the dead worker's guests had begun to write there
+    /// goes before what these write. A shard that hangs keeps nobody waiting but for its own devices' volumes.
+    fn show_others(&mut self) {
+        if self.late.unshown.is_empty() && self.late.silent.is_empty() {
+            return;
+        }
+        let late = self.late.devices.keys().filter_map(|name| self.devices.get(name));
+        let is_silent = |device: &&Device| match device.live.as_ref().map(Live::begin_pairs) {
+            Ok(Err(ControlError::Silent { .. })) => true,
+            Ok(Err(error)) => {
+                tracing::error!(device = %device.record.spec.name, %error, "what was begun is not finished");
+                false
+            }
+            Ok(Ok(())) | Err(_) => false,
+        };
+        let silent: Vec<&Device> = late.filter(is_silent).collect();
+        let theirs = silent.iter().flat_map(|device| &device.record.namespaces).map(|at| &at.volume);
+        let theirs: BTreeSet<Name> = theirs.cloned().collect();
+        self.late.silent = silent.iter().map(|device| device.record.spec.name.clone()).collect();
+        let unshown = std::mem::take(&mut self.late.unshown).into_iter();
+        let (kept, ready): (BTreeSet<_>, BTreeSet<_>) = unshown.partition(|name| theirs.contains(name));
+        self.late.unshown = kept;
+        self.show_opened(&ready, false);
+    }
+
+    /// Has a device show those of these volumes that it could not show.
+    fn show_failed(&mut self, name: &Name, volumes: &BTreeSet<Name>) {
+        let Some(device) = self.devices.get(name) else { return };
+        let Ok(live) = &device.live else { return };
+        let failed = |at: &&NamespaceRecord| device.failed.contains_key(&at.nsid) && volumes.contains(&at.volume);
+        let shown = device.record.namespaces.iter().filter(failed).map(|at| (at.nsid, self.show_again(live, at)));
+        let shown: Vec<_> = shown.collect();
+        let is_new = shown.iter().any(|(_, shown)| shown.is_ok());
+        let Some(device) = self.devices.get_mut(name) else { return };
+        for (nsid, shown) in shown {
+            match shown {
+                Ok(()) => drop(device.failed.remove(&nsid)),
+                Err(error) => {
+                    let reason = error.to_string();
+                    if device.failed.get(&nsid) != Some(&reason) {
+                        tracing::error!(device = %name, nsid, reason, "a namespace could not be restored");
+                        device.failed.insert(nsid, reason);
+                    }
+                }
+            }
+        }
+        if is_new {
+            self.lead_limited(&self.devices[name]);
+        }
+    }
+
+    /// Has devices go on with their guests that have nothing more to wait for.
+    fn let_go_on(&mut self) {
+        let is_late = |name: &Name, volumes: &BTreeSet<Name>| {
+            self.devices.get(name).is_some_and(|device| self.is_late(device, volumes))
+        };
+        let is_over = |name: &Name, volumes: &BTreeSet<Name>| !self.late.silent.contains(name) && !is_late(name, volumes);
+        let over = self.late.devices.iter().filter(|(name, volumes)| is_over(name, volumes));
+        let over: Vec<_> = over.map(|(name, _)| name.clone()).collect();
+        for name in over {
+            self.late.forget(&name);
+            let Some(device) = self.devices.get(&name) else { continue };
+            match &device.live {
+                Ok(Live::Disk(_)) => {
+                    let shown = device.record.namespaces.iter().map(|at| at.volume.clone()).collect();
+                    self.show_failed(&name, &shown);
+                }
+                Ok(live @ Live::Controller(_)) => {
+                    if let Err(error) = live.resume() {
+                        tracing::error!(device = %name, %error, "the device does not go on with its guest");
+                    }
+                }
+                Err(_) => {}
+            }
+            tracing::info!(device = %name, "has nothing more to wait for");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn who_waits_for_the_dead_workers_last_request_and_how_long() {
+        let volumes: BTreeSet<Name> = ["v", "w"].into_iter().map(|name| name.parse().unwrap()).collect();
+        let late = |doubt, until| {
+            let doubts = volumes.first().map(|name| (name.clone(), doubt)).into_iter().collect();
+            Late { earlier: Earlier::unfinished(), until, doubts, ..Late::default() }
+        };
+        let (now, later) = (Some(Instant::now()), Some(Instant::now() + Duration::from_secs(3600)));
+        assert!(late(Doubt::Brief, later).holds_up(&volumes));
+        assert!(!late(Doubt::Brief, now).holds_up(&volumes), "its disk answers");
+        assert!(late(Doubt::Lasting, now).holds_up(&volumes), "nobody knows of its disk");
+        let others = volumes.iter().skip(1).cloned().collect();
+        assert!(!late(Doubt::Lasting, later).holds_up(&others), "whose files are locked");
+        let over = Late { earlier: Earlier::default(), ..late(Doubt::Lasting, later) };
+        assert!(!over.holds_up(&volumes), "the last request has ended");
+    }
+
+    #[test]
+    fn a_file_that_somebody_keeps_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.img");
+        assert_eq!(look(&path, false), Found::Gone(path.clone()));
+        let [is_free, is_kept] = [Found::Free, Found::Kept(path.clone())];
+        let file = File::create(&path).unwrap();
+        flock(&file, FlockOperation::NonBlockingLockShared).unwrap();
+        assert_eq!([true, false].map(|read_only| look(&path, read_only)), [is_free.clone(), is_kept.clone()]);
+        flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+        assert_eq!([true, false].map(|read_only| look(&path, read_only)), [is_kept.clone(), is_kept]);
+        flock(&file, FlockOperation::Unlock).unwrap();
+        assert_eq!(look(&path, false), is_free);
+    }
+
+    /// With one volume that could not be opened, for this reason.
+    fn missing(reason: &str) -> (Inner, Name) {
+        let mut inner = Inner::default();
+        let name: Name = "v".parse().unwrap();
+        let spec = r#"{"name": "v", "stack": "file:/away.img", "size": "1M"}"#;
+        let record = VolumeRecord {
+            spec: serde_json::from_str(spec).unwrap(),
+            formatted: None,
+            uuid: uuid::Uuid::nil(),
+            created_by: None,
+            owns_file: false,
+            own_size: false,
+            growing: None,
+            memory_leaves: Vec::new(),
+            out_of_use: Vec::new(),
+            untold: false,
+            history: Vec::new(),
+        };
+        inner.volumes.insert(name.clone(), Volume { record, live: Err(reason.to_owned()), graph: None });
+        inner.late.hasty.insert(name.clone());
+        (inner, name)
+    }
+
+    #[test]
+    fn nobody_takes_the_place_of_a_worker_that_waits_for_a_file() {
+        let (mut inner, name) = missing("in use");
+        let why = |inner: &Inner| inner.why_waited_for().unwrap_or_default();
+        assert!(why(&inner).contains("have not been looked at"), "{}", why(&inner));
+        inner.late.found.insert(name.clone(), Found::Kept("/away.img".into()));
+        assert!(why(&inner).contains("volume v: /away.img is in use"), "{}", why(&inner));
+        for harmless in [Found::Free, Found::Gone("/away.img".into())] {
+            inner.late.found.insert(name.clone(), harmless);
+            assert_eq!(inner.why_waited_for(), None, "out of this worker's reach, or nobody's");
+        }
+    }
+
+    #[test]
+    fn a_volume_on_its_way_here_is_not_opened_before_its_time() {
+        let (inner, name) = missing(super::super::RECEIVED);
+        assert_eq!((inner.missed().len(), inner.is_nobody_late()), (0, true));
+        let (mut inner, _) = missing("in use");
+        assert_eq!((inner.missed().len(), inner.is_nobody_late()), (1, false));
+        inner.late.forget_volume(&name);
+        assert_eq!((inner.missed().len(), inner.is_nobody_late()), (0, true));
+    }
+
+    #[test]
+    fn only_the_start_is_in_a_hurry() {
+        let (mut inner, name) = missing("in use");
+        inner.late.hurry = Some(Instant::now());
+        assert_eq!(inner.late.patience(&name), Duration::ZERO);
+        inner.note_doubts();
+        assert_eq!(inner.late.patience(&name), Duration::MAX);
+    }
+}

@@ -1,0 +1,177 @@
+//! Volumes that do not flush as they should: the end of the daemon, and of their time in a worker.
+
+use millrace_block::{
+    BlockCount, BlockError, Geometry, Operation, Request, Step as Begun, TaskContext, Usage, Volume as Blocks, VolumeError,
+};
+use millrace_frontends::nvme::Identity;
+
+use super::{guests::HUNG, *};
+use crate::manager::shutdown::{FlushError, Limits, flush};
+
+/// How flushes go.
+#[derive(Clone, Copy)]
+enum Flushes {
+    Hang,
+    Fail,
+}
+
+/// A volume with flushes of its own.
+struct Odd {
+    inner: Arc<dyn Blocks>,
+    flushes: Flushes,
+}
+
+impl Blocks for Odd {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Begun<'a> {
+        match (request.operation, self.flushes) {
+            (Operation::Flush, Flushes::Hang) => Begun::Wait(cx.scratch.place_future(std::future::pending())),
+            (Operation::Flush, Flushes::Fail) => Begun::Done(Err(BlockError::WriteFault { errno: 5 })),
+            _ => self.inner.submit(cx, request),
+        }
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.inner.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.inner.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.inner.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+}
+
+impl Rig {
+    fn make_odd(&self, name: &str, flushes: Flushes) {
+        let mut inner = self.peek();
+        let volume = inner.volumes.get_mut(name).unwrap();
+        let plain = volume.live().unwrap();
+        let (identity, inner) = (Identity { ..plain.identity }, Arc::clone(&plain.volume));
+        volume.live = Ok(Namespace::new(Arc::new(Odd { inner, flushes }), identity, true));
+    }
+
+    fn note_loss(&self, name: &str) {
+        self.peek().volumes[name].graph.as_ref().unwrap().switch.note_loss();
+    }
+
+    /// What a guest's flush comes to.
+    fn flush(&self, name: &str) -> Result<(), FlushError> {
+        let volume = Arc::clone(&self.peek().volumes[name].live().unwrap().volume);
+        flush(&self.shards, &volume, Instant::now() + PATIENCE)
+    }
+}
+
+const LIMIT: Duration = Duration::from_secs(600);
+
+fn look() -> Step {
+    Step::Look { volume: "v".to_owned() }
+}
+
+fn open(closed: Vec<VolumeRecord>) -> Step {
+    Step::Open { volumes: vec!["v".parse().unwrap()], closed }
+}
+
+#[test]
+fn a_volume_that_hangs_costs_the_others_nothing_at_the_end() {
+    let rig = Rig::new();
+    for name in ["a", "b", "c"] {
+        rig.create_volume(&rig.file_volume(name, "64K")).unwrap();
+    }
+    rig.make_odd("a", Flushes::Hang);
+    rig.make_odd("c", Flushes::Fail);
+    rig.shutdown_within(&Limits { volumes: Duration::from_secs(5), ..Limits::USUAL });
+    let records = rig.store.load().unwrap().0;
+    let untold: Vec<_> = records.iter().map(|record| (record.spec.name.as_str(), record.untold)).collect();
+    assert_eq!(untold, [("a", false), ("b", false), ("c", true)], "what is not known is told to nobody, as after a kill");
+    let is_free = |name: &str| fs::File::open(rig.path(name)).unwrap().try_lock().is_ok();
+    eventually("files that are closed", || (is_free("b.img") && is_free("c.img")).then_some(()));
+    assert!(!is_free("a.img"), "it is left as it was");
+}
+
+/// It takes no requests meanwhile: a leg of a mirror would be taken for an ill one.
+#[test]
+fn a_volume_that_is_being_formatted_is_not_flushed_at_the_end() {
+    let rig = Rig::new();
+    rig.create_volume(&rig.file_volume("a", "64K")).unwrap();
+    rig.make_odd("a", Flushes::Fail);
+    rig.peek().formatting.insert("a".parse().unwrap());
+    let soon = Duration::from_millis(100);
+    rig.shutdown_within(&Limits { resizes: soon, volumes: soon, ..Limits::USUAL });
+    assert!(!rig.store.load().unwrap().0[0].untold, "no flush has failed");
+}
+
+#[test]
+fn what_could_not_be_made_durable_before_a_move_is_told_after_it() {
+    let (rig, other) = (Rig::new(), Rig::new());
+    rig.create_volume(&rig.file_volume("v", "64K")).unwrap();
+    rig.make_odd("v", Flushes::Fail);
+    let records = rig.step(&look()).unwrap();
+    other.step(&Step::Receive { records: records.clone() }).unwrap();
+    let refused = rig.step(&Step::release_looked(&records, LIMIT)).unwrap_err().to_string();
+    assert!(refused.contains("could not be made durable") && refused.contains("all the same"), "{refused}");
+    assert_eq!(rig.volume("v").unwrap().state, State::Ready, "nothing has happened yet");
+    let records = rig.step(&look()).unwrap();
+    assert!(records[0].untold, "it goes along");
+    other.step(&Step::Receive { records: records.clone() }).unwrap();
+    rig.step(&Step::release_looked(&records, LIMIT)).unwrap();
+    other.step(&open(Vec::new())).unwrap();
+    assert!(matches!(other.flush("v"), Err(FlushError::Volume(_))));
+    other.flush("v").expect("it is told once");
+}
+
+/// Between the looks for it, and when it is closed.
+#[test]
+fn what_a_volume_finds_out_on_its_way_is_told_where_it_goes() {
+    let (rig, other) = (Rig::new(), Rig::new());
+    rig.create_volume(&rig.file_volume("v", "64K")).unwrap();
+    let records = rig.step(&look()).unwrap();
+    other.step(&Step::Receive { records: records.clone() }).unwrap();
+    rig.note_loss("v");
+    let refused = rig.step(&Step::release_looked(&records, LIMIT)).unwrap_err().to_string();
+    assert!(refused.contains("changed meanwhile"), "{refused}");
+    rig.flush("v").unwrap_err();
+    let records = rig.step(&look()).unwrap();
+    assert!(!records[0].untold, "it was told");
+    other.step(&Step::Receive { records: records.clone() }).unwrap();
+    let mut closed = rig.step(&Step::release_looked(&records, LIMIT)).unwrap();
+    assert_eq!(closed, records, "what it was when it was closed");
+    closed[0].untold = true;
+    other.step(&open(closed)).unwrap();
+    assert!(other.store.volume(&"v".parse().unwrap()).unwrap().unwrap().untold, "a worker that dies tells it, too");
+    assert!(matches!(other.flush("v"), Err(FlushError::Volume(_))));
+    other.flush("v").expect("it is told once");
+}
+
+#[test]
+fn a_volume_that_comes_and_hangs_keeps_nobody_else_waiting() {
+    let (rig, other) = (Rig::new(), Rig::new());
+    rig.create_volume(&rig.file_volume("v", "64K")).unwrap();
+    let records = rig.step(&look()).unwrap();
+    other.step(&Step::Receive { records: records.clone() }).unwrap();
+    rig.step(&Step::release_looked(&records, LIMIT)).unwrap();
+    let (release, hung) = channel();
+    HUNG.lock().unwrap().insert(rig.path("v.img"), hung);
+    thread::scope(|scope| {
+        let opening = scope.spawn(|| other.step(&open(Vec::new())));
+        eventually("a look that hangs", || (!HUNG.lock().unwrap().contains_key(&rig.path("v.img"))).then_some(()));
+        assert_eq!(other.volume("v").unwrap().state, State::Failed);
+        assert!(!opening.is_finished(), "it waits");
+        drop(release);
+        opening.join().unwrap().unwrap();
+    });
+    assert_eq!(other.volume("v").unwrap().state, State::Ready);
+}
