@@ -5,10 +5,11 @@ SHELL := bash
 .DEFAULT_GOAL := help
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help run test hw-test hw-synth bench fmt lint fuzz guests setup clean-guests clean
+.PHONY: help run test hw-test hw-synth bench fmt lint fuzz guests setup build install uninstall install-fastpath \
+	uninstall-fastpath clean-guests clean
 
 help: ## what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-19s %s\n", $$1, $$2 }'
 
 run: guests build ## a stock Linux guest with a disk served by Millrace; ENGINE=fvm-sim: by the simulated hardware
 	@scripts/demo $(ENGINE)
@@ -45,6 +46,18 @@ setup: ## the packages and the Rust that building needs
 
 build: setup
 	@scripts/build $(if $(findstring fvm-sim,$(ENGINE)),--sim)
+
+install: ## what make build has built, its pages and its unit, under PREFIX (/usr/local); DESTDIR (docs/operating.md)
+	@scripts/install
+
+uninstall: ## take that away again; the configuration, the state and volumes stay
+	@scripts/install --remove
+
+install-fastpath: ## build libmillrace, for programs, and put it under PREFIX; DESTDIR (docs/fastpath.md)
+	@scripts/install-fastpath $(or $(PREFIX),/usr/local)
+
+uninstall-fastpath: ## take that away again
+	@scripts/install-fastpath --remove $(or $(PREFIX),/usr/local)
 
 clean-guests: ## remove the private root, the guests' images and the kernel that was built
 	@rm -rf target/guest target/guest-root target/guest-kernel

@@ -159,6 +159,8 @@ const SPARE: Cell = Cell { subject: "alone", ..cell("spare", "randread 4k on its
 const DUE: Cell = cell("qos", "share, weight 1", 16, "lean", "off");
 /// What gets beyond a cap at any time, in buckets.
 const ABOVE: Cell = cell("qos", "cap of 1000 a second, with rests", 32, "driver", "above");
+/// How long one request after the other takes beside a busy volume, with a latency target.
+const PROMPT: Cell = cell("qos", "one after the other, beside 64 in flight", 1, "asleep", "p99");
 /// A change under writes; of a file at rest, because what its file system takes while a guest writes is not the change's.
 const PAUSE: Cell = Cell { subject: "changed", ..cell("pauses", "randwrite 4k memory", 32, "lean", "pause") };
 const SHORT: Rule = Rule::Lasts(10.0);
@@ -300,6 +302,8 @@ const GOALS: &[Goal] = &[
     goal("meter over null: at most 3 ns", HOP.test("randread 4k null, meter"), None, Rule::Above(HOP, 3.0)),
     goal("share over memory, reads: at most 8 ns a hop", OVER.test("randread 4k memory, share"), None, Rule::Above(OVER, 8.0)),
     goal("share over memory, writes: at most 8 ns a hop", WRITTEN.test("randwrite 4k memory, share"), None, Rule::Above(WRITTEN, 8.0)),
+    goal("share over memory, reads: no slower than SPDK's thin volume", OVER.test("randread 4k memory, share"), None, spdk(OVER.test("randread 4k memory, share"), 1.0)),
+    goal("share over memory, writes: no slower than SPDK's thin volume", WRITTEN.test("randwrite 4k memory, share"), None, spdk(WRITTEN.test("randwrite 4k memory, share"), 1.0)),
     goal("mirror of two, writes: 2.5 times SPDK", WRITTEN.test("randwrite 4k memory, mirror"), None, spdk(WRITTEN.test("randwrite 4k memory, mirror"), 2.5)),
     goal("crypt, reads: 175 ns above the bare volume", OVER.test("randread 4k memory, crypt"), None, Rule::Above(OVER, 175.0)),
     goal("crypt, writes: 175 ns above the bare volume", WRITTEN.test("randwrite 4k memory, crypt"), None, Rule::Above(WRITTEN, 175.0)),
@@ -322,6 +326,8 @@ const GOALS: &[Goal] = &[
     due("share of weight 1, 16 in flight: within 2 % of what is due", DUE, 2.0),
     due("share of weight 1, 64 in flight: within 2 % of what is due", DUE.at(64), 2.0),
     due("share of weight 2, 32 in flight: within 2 % of what is due", DUE.test("share, weight 2").at(32), 2.0),
+    goal("guarantee of 1,200 a second beside ten times its weight: 99 % over 10 s", Cell { metric: "iops", ..DUE.test("guarantee of 1200 a second").at(64) }, None, Rule::AtLeast(1188.0)),
+    goal("latency target of 2 ms beside a busy volume: half of p99 without", PROMPT, None, Rule::Within(PROMPT.by("no target"), 0.5)),
     due("cap of 1,000 a second: within 1 % over 10 s", DUE.test("cap of 1000 a second").at(32), 1.0),
     due("cap of 20,000 a second: within 1 % over 10 s", DUE.test("cap of 20000 a second").at(32), 1.0),
     due("cap of 100,000 a second: within 1 % over 10 s", DUE.test("cap of 100000 a second").at(32), 1.0),
@@ -336,6 +342,7 @@ const GOALS: &[Goal] = &[
     brief("pause, a leg of parity replaced, files at rest: 10 ms", "randwrite 4k file, a leg of parity replaced"),
     brief("pause, a leg of a mirror replaced, files at rest: 10 ms", "randwrite 4k file, a leg of a mirror replaced"),
     brief("pause, a leg of a mirror put in, files at rest: 10 ms", "randwrite 4k file, a leg of a mirror put in"),
+    goal("pause, a volume that moves, files at rest: 10 ms", PAUSE.test("randwrite 4k file, moved to another file").by("moved at rest"), None, SHORT),
 ];
 
 /// What the records say about the goals: those about which they say anything.
@@ -509,6 +516,8 @@ mod tests {
                 let key = key("randwrite 4k file", 32, "lean", subject);
                 pauses.add(&key, State::Any, Sample::from([("pause".to_owned(), pause)]));
             }
+            let moved = key("randwrite 4k file, moved to another file", 32, "lean", "moved at rest");
+            pauses.add(&moved, State::Any, Sample::from([("pause".to_owned(), 12e6)]));
         }
         let said: Vec<_> = outcomes(&[qos, pauses]).into_iter().map(|o| (o.found, o.wanted, o.verdict)).collect();
         let line = |found: &str, wanted: &str, verdict| (found.to_owned(), wanted.to_owned(), verdict);
@@ -517,6 +526,7 @@ mod tests {
             line("0.50", "≤ 1.00", Verdict::Reached),
             line("0.75", "≤ 1.00", Verdict::Reached),
             line("4.3 ms", "≤ 10 ms", Verdict::Reached),
+            line("12.0 ms", "≤ 10 ms", Verdict::Missed),
         ];
         assert_eq!(said, expected);
     }

@@ -82,7 +82,7 @@ pub(crate) fn metrics(record: &Record) -> Vec<&'static str> {
         "idle" => &["iops", "cpu"],
         "neighbour" | "spare" => &["p50", "p99", "p99.9", "rounds"],
         "pauses" => &["pause", "max"],
-        "qos" => &["iops", "off", "above"],
+        "qos" => &["iops", "off", "above", "p99"],
         "copy" => &["rate"],
         _ => &["iops"],
     };

@@ -32,6 +32,12 @@ fn recorded_and_not(records: &Path) {
     let rows = record["rows"].as_array().expect("rows");
     assert_eq!(rows.iter().filter(|row| row["samples"][0]["off"].is_number()).count(), 6, "{record}");
     assert_eq!(rows.iter().filter(|row| row["samples"][0]["above"].is_number()).count(), 3, "{record}");
+    let guaranteed = |row: &&Value| row["test"].as_str().is_some_and(|test| test.starts_with("guarantee"));
+    assert!(rows.iter().find(guaranteed).is_some_and(|row| row["samples"][0]["iops"].is_number()), "{record}");
+    let mut prompt: Vec<_> =
+        rows.iter().filter(|row| row["samples"][0]["p99"].is_number()).filter_map(|row| row["subject"].as_str()).collect();
+    prompt.sort_unstable();
+    assert_eq!(prompt, ["no target", "ours"], "{record}");
 
     let text = std::fs::read(records.join("copy.json")).expect("the record");
     let record: Value = serde_json::from_slice(&text).expect("JSON");

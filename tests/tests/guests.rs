@@ -625,15 +625,14 @@ fn a_flipped_bit_below_parity_is_told_or_made_good() {
     }
 }
 
-/// Kernels use protection information by themselves, and a bit that flips below is told to whoever reads the block.
-#[test]
-fn a_disk_with_protection_information() {
+/// Kernels use protection information of this type by themselves, and a bit that flips below is told to whoever reads the block.
+fn protected(kind: u8) {
     let mut daemon = Daemon::start();
     let image = daemon.path("disk.img");
-    let stack = format!("metadata(file:{})", image.display());
+    let stack = format!("metadata(protection={kind}, file:{})", image.display());
     let volume = ["--stack", &stack, "--size", "64M", "--block-size", "4096"];
     let socket = daemon.disk("disk", &volume, &[]);
-    let boot = || Boot::scenario("protection").socket(&socket);
+    let boot = || Boot::scenario("protection").set("TYPE", kind).socket(&socket);
     boot().set("DO", "write").set("FIO_SIZE", unless_heavy("8m", "32m")).run(&seats(1));
     daemon.stop();
     flip_bit(&image, 33);
@@ -642,4 +641,15 @@ fn a_disk_with_protection_information() {
         boot().kernel(kernel).set("BAD", 33).run(&seats(1));
     }
     daemon.finish();
+}
+
+#[test]
+fn a_disk_with_protection_information() {
+    protected(1);
+}
+
+/// Its reference tags are the application's: kernels check guards alone.
+#[test]
+fn a_disk_with_protection_information_of_type_3() {
+    protected(3);
 }

@@ -68,8 +68,10 @@ fn nested() -> PathBuf {
     program
 }
 
-/// The daemon had both disks under a verified load, and the first as a virtio disk, and as a program's.
+/// Our client had the first disk to itself. The daemon had both under a verified load, and the first as a virtio disk, and as a program's.
 fn expect_served(said: &[String]) {
+    let alone = said.iter().any(|line| line.starts_with("guest: client: ") && line.contains("checked_blocks"));
+    assert!(alone, "no load by our client alone in\n{}", said.join("\n"));
     for device in ["vm", "second"] {
         let start = format!("guest: load on {device}: ");
         let verified = said.iter().any(|line| line.starts_with(&start) && line.contains("checked_blocks"));
@@ -113,7 +115,7 @@ fn a_controller_is_opened_by_itself_where_the_kernel_has_iommufd() {
 #[test]
 fn a_daemon_in_its_sandbox_has_iommufd() {
     let machine = Machine::slow(1000);
-    let boot = machine.boot("bind daemon virtio fastpath", "").kernel(Kernel::Own);
+    let boot = machine.boot("bind client daemon virtio fastpath", "").kernel(Kernel::Own);
     let said = boot.set("SECONDS_OF_LOAD", 10).set("KILLS", 1).run(&seats(1));
     expect_served(&said);
     assert!(said.iter().any(|line| line.contains("by=\"iommufd\"")), "{}", said.join("\n"));
@@ -167,7 +169,7 @@ fn commands_that_take_long_complete_by_interrupt() {
 fn a_daemon_serves_two_physical_disks_its_worker_may_die_and_one_disk_may_go() {
     // So that it sleeps for commands, too.
     let machine = Machine::slow(1000);
-    let boot = machine.boot("bind daemon virtio fastpath unplugged", "").set("SECONDS_OF_LOAD", 15).set("KILLS", 2);
+    let boot = machine.boot("bind client daemon virtio fastpath unplugged", "").set("SECONDS_OF_LOAD", 15).set("KILLS", 2);
     let mut guest = boot.start(&seats(1));
     guest.wait_mark("busy");
     let mut monitor = Monitor::open(&machine.path("qmp"));

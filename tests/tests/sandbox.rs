@@ -3,19 +3,23 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::Read,
+    io::{ErrorKind, Read},
     ops::Range,
     os::unix::{
-        fs::{FileExt, PermissionsExt, symlink},
+        fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink},
         net::UnixStream,
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
     time::Duration,
 };
 
 use millrace_tests::{Daemon, OneDisk, PATIENCE, eventually, repository, skip, within};
-use rustix::process::{Signal, geteuid};
+use rustix::{
+    process::{Gid, Signal, Uid, geteuid},
+    thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid},
+};
 
 const EPERM: i32 = 1;
 const ENOENT: i32 = 2;
@@ -668,4 +672,112 @@ fn a_guest_that_cuts_more_memory_than_the_daemon_may_have_costs_it_none() {
     drop((queue, controller));
     assert_eq!(daemon.worker(), worker, "the same worker");
     daemon.finish();
+}
+
+/// A user of machines' monitors, and the group that they have.
+const MONITOR: u32 = 12345;
+const MONITORS: u32 = 4242;
+
+/// What comes of connecting to a socket as a user of one group and no other.
+fn connect_as(uid: u32, group: u32, socket: &Path) -> Result<(), ErrorKind> {
+    // Of that thread alone.
+    let connect = || {
+        let (uid, group) = (Uid::from_raw(uid), Gid::from_raw(group));
+        set_thread_groups(&[]).expect("groups less");
+        set_thread_res_gid(group, group, group).expect("another group");
+        set_thread_res_uid(uid, uid, uid).expect("another user");
+        UnixStream::connect(socket).map(drop).map_err(|error| error.kind())
+    };
+    thread::scope(|scope| scope.spawn(connect).join().expect("a thread"))
+}
+
+/// Those of the group connect to all devices; others do not, and to the API none does.
+fn expect_group(daemon: &Daemon, sockets: &[PathBuf], group: u32) {
+    for socket in sockets {
+        let found = fs::symlink_metadata(socket).expect("a socket");
+        assert_eq!((found.gid(), found.mode() & 0o7777), (group, 0o660), "{}", socket.display());
+        let name = socket.display();
+        assert_eq!(connect_as(MONITOR, group, socket), Ok(()), "{name}\n{}", daemon.log());
+        assert_eq!(connect_as(MONITOR, MONITOR, socket), Err(ErrorKind::PermissionDenied), "{name}");
+    }
+    let door = daemon.run_dir().join("api.sock");
+    assert_eq!(connect_as(MONITOR, group, &door), Err(ErrorKind::PermissionDenied));
+}
+
+#[test]
+fn monitors_of_one_group_connect_to_devices_and_to_nothing_else() {
+    if !geteuid().is_root() {
+        return skip("monitors of other users: only root can be one");
+    }
+    let memory = &["--backend", "memory", "--size", "16M"];
+    let kinds: [&[&str]; 4] =
+        [&[], &["--sandbox", "off"], &["--sandbox", "on", "--user", "nobody"], &["--isolation", "device"]];
+    for options in kinds {
+        println!("  {options:?}");
+        let place = tempfile::tempdir().expect("a temporary folder");
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("a public folder");
+        let mut daemon = Daemon::start_in(place.path(), &[options, &["--socket-group", "4242"]].concat());
+        let run = fs::metadata(daemon.run_dir()).expect("the run directory");
+        assert_eq!((run.gid(), run.mode() & 0o7777), (MONITORS, 0o710));
+        let elsewhere = daemon.run_dir().join("of-its-own");
+        let given = ["--socket", elsewhere.to_str().expect("a path in UTF-8")];
+        daemon.disk("given", memory, &given);
+        let sockets = [daemon.disk("nvme", memory, &[]), daemon.virtio_disk("virtio", memory, &[]), elsewhere.clone()];
+        expect_group(&daemon, &sockets, MONITORS);
+        daemon.kill_worker(Signal::KILL);
+        expect_group(&daemon, &sockets, MONITORS);
+        daemon.restart();
+        expect_group(&daemon, &sockets, MONITORS);
+        daemon.finish();
+    }
+}
+
+#[test]
+fn the_group_of_sockets_is_what_the_daemon_was_started_with() {
+    if !geteuid().is_root() {
+        return skip("monitors of other users: only root can be one");
+    }
+    let place = tempfile::tempdir().expect("a temporary folder");
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("a public folder");
+    let mut daemon = Daemon::start_in(place.path(), &["--socket-group", "4242"]);
+    let socket = daemon.disk("nvme", &["--backend", "memory", "--size", "16M"], &[]);
+    expect_group(&daemon, std::slice::from_ref(&socket), MONITORS);
+    daemon.restart_with(&[]);
+    assert_eq!(fs::symlink_metadata(&socket).expect("a socket").mode() & 0o7777, 0o600);
+    assert_eq!(connect_as(MONITOR, MONITORS, &socket), Err(ErrorKind::PermissionDenied));
+    // Another one, by the file. What is there of the run directory stays as it is, which is told.
+    let config = place.path().join("millrace.toml");
+    fs::write(&config, format!("socket_group = \"{}\"\n", MONITORS + 1)).expect("a file");
+    daemon.restart_with(&["--config", config.to_str().expect("a path in UTF-8")]);
+    assert_eq!(connect_as(MONITOR, MONITORS + 1, &socket), Err(ErrorKind::PermissionDenied));
+    assert!(daemon.log().contains("group 4243 cannot come to devices' sockets"), "{}", daemon.log());
+    chown(daemon.run_dir(), None, Some(MONITORS + 1)).expect("the group's run directory");
+    expect_group(&daemon, std::slice::from_ref(&socket), MONITORS + 1);
+    // The file is read when the daemon starts, and not by its next worker.
+    fs::write(&config, "").expect("a file");
+    daemon.kill_worker(Signal::KILL);
+    expect_group(&daemon, std::slice::from_ref(&socket), MONITORS + 1);
+    daemon.finish();
+}
+
+#[test]
+fn a_group_that_sockets_cannot_be_given_to_is_told_at_once() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let told = |group: &str, stranger: bool| {
+        let mut command = Command::new(Daemon::binary());
+        command.args(["serve", "--socket-group", group, "--state-dir"]).arg(place.path().join("s")).arg("--run-dir");
+        command.arg(place.path().join("r")).stdin(Stdio::null());
+        if stranger && geteuid().is_root() {
+            as_nobody(&mut command);
+        }
+        let output = command.output().expect("running the daemon");
+        assert!(!output.status.success(), "{group}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = told("no-such-group", false);
+    assert!(said.contains("--socket-group no-such-group: there is no such group"), "{said}");
+    // Nobody is in root's group by chance.
+    let said = told("root", true);
+    assert!(said.contains("is not in group root") && said.contains("usermod -aG root"), "{said}");
+    assert!(!place.path().join("r").exists(), "nothing was made");
 }

@@ -333,6 +333,128 @@ fn reservations_and_marks_outlive_the_worker() {
     daemon.finish();
 }
 
+/// A device that gets the number of one that is gone has nothing of what that one's guest had reserved without an identifier of its own.
+#[test]
+fn a_new_device_inherits_no_reservation() {
+    const EXCLUSIVE_ACCESS: u32 = 2 << 8;
+    let daemon = Daemon::start();
+    let first = daemon.disk("first", &["--backend", "memory", "--size", "64M"], &[]);
+    let show = |name: &str| {
+        daemon.run(&["device", "create", name, "--nvme"]);
+        daemon.run(&["device", "attach", name, "first"]);
+        OneHost::connect(&daemon.socket(name))
+    };
+    let (mut first, mut second) = (OneHost::connect(&first), show("second"));
+    assert_eq!(first.run(NvmOpcode::RESERVATION_REGISTER, 0, [0, 7]), Status::SUCCESS);
+    assert_eq!(first.run(NvmOpcode::RESERVATION_ACQUIRE, EXCLUSIVE_ACCESS, [7, 0]), Status::SUCCESS);
+    assert_eq!(second.run(NvmOpcode::WRITE, 1, [1, 1]).code(), Status::RESERVATION_CONFLICT);
+    drop(first);
+    daemon.run(&["device", "delete", "first"]);
+    assert_eq!(second.run(NvmOpcode::WRITE, 1, [1, 1]), Status::SUCCESS, "nobody holds it any more");
+    let mut third = show("third");
+    daemon.kill_worker(Signal::KILL);
+    let acquired = third.run(NvmOpcode::RESERVATION_ACQUIRE, EXCLUSIVE_ACCESS, [7, 0]);
+    assert_eq!(acquired.code(), Status::RESERVATION_CONFLICT, "it has registered with nothing");
+    drop((second, third));
+    daemon.finish();
+}
+
+/// A file that is not there when a worker takes over is waited for: no command ends with an error, those on record the least.
+#[test]
+fn a_guest_waits_for_a_namespace_that_is_gone_for_now() {
+    const COMMANDS: usize = 12;
+    let daemon = Daemon::start();
+    let [here, away] = ["disk.img", "away.img"].map(|name| daemon.path(name));
+    // All but the first are under way, and held back, for a while.
+    let stack = format!("throttle(iops=2) | file:{}", here.display());
+    let socket = daemon.disk("disk", &["--stack", &stack, "--size", "1M"], &[]);
+    let mut host = OneHost::connect(&socket);
+    assert_eq!(host.run(NvmOpcode::WRITE, 1, [4, 4]), Status::SUCCESS);
+    let mut command = Command::nvm(NvmOpcode::READ).with_data(host.page.slice(0, 512));
+    (command.sqe.nsid, command.sqe.cdw10) = (NamespaceId(1), 1);
+    let mut left: Vec<_> = (0..COMMANDS).map(|_| host.queue.submit(&command).unwrap()).collect();
+    host.queue.ring().unwrap();
+    fs::rename(&here, &away).unwrap();
+    let mut take = |host: &mut OneHost| {
+        while let Some(cqe) = host.queue.next_completion().unwrap() {
+            assert_eq!(cqe.status(), Status::SUCCESS);
+            left.retain(|cid| *cid != cqe.cid);
+            host.queue.ring().unwrap();
+        }
+        left.len()
+    };
+    for _ in 0..2 {
+        daemon.kill_worker(Signal::KILL);
+        let shown = daemon.json(&["device", "show", "disk"]);
+        let reason = shown["reason"].as_str().unwrap_or_default();
+        assert!(reason.contains("waits for namespace 1") && reason.contains("disk.img"), "{shown}");
+        let worker = daemon.worker();
+        let refused = daemon.try_run(&["upgrade"]).unwrap_err();
+        assert!(refused.contains("volume disk, which device disk is to show"), "{refused}");
+        assert_eq!(daemon.worker(), worker, "nobody waited for it");
+        daemon.run(&["volume", "create", "another", "--backend", "memory", "--size", "1M"]);
+        assert!(daemon.try_run(&["device", "attach", "disk", "another"]).is_err(), "it shows what it showed");
+        daemon.run(&["volume", "delete", "another"]);
+    }
+    let before = take(&mut host);
+    assert!(before > 0, "the throttle held none back");
+    fs::rename(&away, &here).unwrap();
+    eventually("all that was under way is done", || (take(&mut host) == 0).then_some(()));
+    assert_eq!(host.page.read_value::<[u64; 2]>(0), [4, 4]);
+    assert_eq!(daemon.json(&["device", "show", "disk"])["state"], "ready");
+    drop(host);
+    daemon.finish();
+}
+
+/// The operator gives up a namespace that does not come back: its guest goes on with the others.
+#[test]
+fn a_guest_goes_on_without_a_namespace_that_the_operator_detaches() {
+    let daemon = Daemon::start();
+    let socket = daemon.disk("disk", &["--backend", "memory", "--size", "1M"], &[]);
+    let image = daemon.path("second.img");
+    let backend = format!("file:{}", image.display());
+    daemon.run(&["volume", "create", "second", "--backend", &backend, "--size", "1M"]);
+    daemon.run(&["device", "attach", "disk", "second"]);
+    let mut host = OneHost::connect(&socket);
+    assert_eq!(host.run(NvmOpcode::WRITE, 1, [5, 5]), Status::SUCCESS);
+    let other = daemon.disk("other", &["--backend", "memory", "--size", "1M"], &[]);
+    let mut neighbour = OneHost::connect(&other);
+    fs::remove_file(&image).unwrap();
+    daemon.kill_worker(Signal::KILL);
+    assert_eq!(neighbour.run(NvmOpcode::WRITE, 1, [6, 6]), Status::SUCCESS, "nobody else waits");
+    assert_eq!(daemon.json(&["device", "show", "disk"])["state"], "failed");
+    daemon.run(&["device", "detach", "disk", "2"]);
+    assert_eq!(host.run(NvmOpcode::READ, 1, [0, 0]), Status::SUCCESS);
+    assert_eq!(host.page.read_value::<[u64; 2]>(0), [5, 5]);
+    // Nothing of it comes back with the next worker.
+    daemon.kill_worker(Signal::KILL);
+    assert_eq!(host.run(NvmOpcode::READ, 1, [0, 0]), Status::SUCCESS);
+    drop((host, neighbour));
+    daemon.finish();
+}
+
+/// A file that is only read is locked by several at once, so that its lock does not tell when the dead worker's reads have ended: what tells
+/// is given back when it has.
+#[test]
+fn a_guest_of_an_image_goes_on_when_the_dead_workers_reads_have_ended() {
+    let daemon = Daemon::start();
+    let image = daemon.path("image.img");
+    fs::write(&image, vec![7; 1 << 20]).unwrap();
+    let backend = format!("file:{}", image.display());
+    let socket = daemon.disk("disk", &["--backend", &backend, "--read-only"], &[]);
+    let held = || fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
+    let mut host = OneHost::connect(&socket);
+    let before = held();
+    for _ in 0..3 {
+        daemon.kill_worker(Signal::KILL);
+        assert_eq!(host.run(NvmOpcode::READ, 1, [0, 0]), Status::SUCCESS);
+        assert_eq!(host.page.read_value::<[u8; 16]>(0), [7; 16]);
+    }
+    eventually("the keeper holds what it held", || (held() == before).then_some(()));
+    drop(host);
+    daemon.finish();
+}
+
 /// While no process can be started, nobody is served; then the guest goes on.
 #[test]
 fn a_keeper_that_cannot_start_a_worker_tries_again() {

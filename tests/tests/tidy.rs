@@ -255,7 +255,7 @@ fn the_keeper_stays_small() {
         let is_code = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with("//");
         lines += code.lines().filter(is_code).count();
     }
-    assert!((200..600).contains(&lines), "the keeper has {lines} lines of code");
+    assert!((200..640).contains(&lines), "the keeper has {lines} lines of code");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! How long guests wait when their worker is killed, when its binary is replaced and when their volume's stack changes, by the daemon's word
-//! and by their own clock.
+//! How long guests wait when their worker is killed, when its binary is replaced and when their volume's stack changes or the volume moves, by
+//! the daemon's word and by their own clock.
 //!
 //! ```text
 //!   client ──────── commands ───────┐ killed, replaced, changed ┌────── commands ───► the longest that one took
@@ -32,21 +32,23 @@ const REST: Duration = Duration::from_millis(500);
 /// How long the next worker may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What happens meanwhile, with the place's other stack; how long nobody served then, in microseconds.
+/// What happens meanwhile, with the place's other stack, or where its volume moves; how long nobody served then, in microseconds.
 type Event = fn(&Suite, &Ours, &str) -> Result<u64, Failure>;
 
 const CHANGED: &[(&str, Event)] = &[("changed", change)];
 const ALL: &[(&str, Event)] = &[("killed", kill), ("replaced", replace), ("changed", change)];
+const MOVED: &[(&str, Event)] = &[("moved", relocate)];
 
 struct Place {
     name: &'static str,
     ours: Ours,
-    /// What its volume's stack is changed to, and back.
+    /// What its volume's stack is changed to, or where it moves, and back.
     other: String,
+    /// The last one also at rest.
     events: &'static [(&'static str, Event)],
 }
 
-/// All, in each place; changes also at rest.
+/// All, in each place; changes and moves also at rest.
 pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
     let places = places(suite)?;
     let began = Instant::now();
@@ -57,7 +59,9 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
             for &(how, event) in place.events {
                 record.add(&key(how), State::Any, sample(suite, place, &load, event)?);
             }
-            record.add(&key("changed at rest"), State::Any, at_rest(suite, place)?);
+            if let Some(&(how, event)) = place.events.last() {
+                record.add(&key(&format!("{how} at rest")), State::Any, at_rest(suite, place, event)?);
+            }
         }
         if began.elapsed() >= suite.budget {
             break;
@@ -67,7 +71,7 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
 }
 
 /// With one device and with many, in memory, in a file, and with a service that reads what was being written; for changes of services
-/// that keep tables on their legs as well.
+/// that keep tables on their legs as well, and for a volume that moves.
 fn places(suite: &Suite) -> Result<Vec<Place>, Failure> {
     let file = |name: &str| format!("file:{}", suite.folder(name).display());
     let sealed = format!("crypt(mode=authenticated, key=file:{}, {})", suite.key()?.display(), file("sealed.img"));
@@ -112,6 +116,7 @@ fn places(suite: &Suite) -> Result<Vec<Place>, Failure> {
             over("mirror", &["wide-a.img", "wide-b.img"]),
             over("mirror", &["wide-a.img", "wide-b.img", "wide-c.img"]),
         )?,
+        Place { events: MOVED, ..changed("file, moved to another file", "moved", file("from.img"), file("to.img"))? },
     ])
 }
 
@@ -129,10 +134,10 @@ fn sample(suite: &Suite, Place { ours, other, .. }: &Place, load: &Load, event: 
     Ok(sample)
 }
 
-/// A change while nobody asks for anything.
-fn at_rest(suite: &Suite, Place { ours, other, .. }: &Place) -> Result<Sample, Failure> {
+/// The same while nobody asks for anything.
+fn at_rest(suite: &Suite, Place { ours, other, .. }: &Place, event: Event) -> Result<Sample, Failure> {
     thread::sleep(REST);
-    let pause = change(suite, ours, other)?;
+    let pause = event(suite, ours, other)?;
     Ok(Sample::from([("pause".into(), pause as f64 * 1000.0)]))
 }
 
@@ -176,5 +181,22 @@ fn change(_: &Suite, ours: &Ours, other: &str) -> Result<u64, Failure> {
     let history = ours.json(&["volume", "show", "d0", "--history"])?;
     to(stack)?;
     let pause = history.as_array().and_then(|entries| entries.last()?["pause_us"].as_u64());
+    pause.ok_or_else(|| Failure::Output { program: "millrace volume show --history".into(), said: history.to_string() })
+}
+
+/// Has the volume move to the other place, and back at once; how long no request was let through the first time, in microseconds: the longer
+/// one of the pauses at its beginning and at its end.
+fn relocate(_: &Suite, ours: &Ours, other: &str) -> Result<u64, Failure> {
+    let view = ours.json(&["volume", "show", "d0"])?;
+    let stack = view["stack"].as_str().unwrap_or_default();
+    let to = |place: &str| ours.json(&["volume", "migrate", "d0", "--to", place, "--wait"]);
+    to(other)?;
+    let history = ours.json(&["volume", "show", "d0", "--history"])?;
+    to(stack)?;
+    let entries = history.as_array().map(Vec::as_slice).unwrap_or_default();
+    let pause = match entries {
+        [.., begins, ends] => begins["pause_us"].as_u64().max(ends["pause_us"].as_u64()),
+        _ => None,
+    };
     pause.ok_or_else(|| Failure::Output { program: "millrace volume show --history".into(), said: history.to_string() })
 }

@@ -37,6 +37,13 @@ struct Row {
     spdk: Option<(Loads, Make)>,
 }
 
+impl Row {
+    /// Its like's bdev: that of a share is a thin volume.
+    fn bdev(&self) -> String {
+        if self.stack.starts_with("share") { Spdk::thin_name(self.device) } else { self.device.to_owned() }
+    }
+}
+
 /// `KEY` stands for the key's file.
 const ROWS: &[Row] = &[
     Row {
@@ -110,7 +117,11 @@ const ROWS: &[Row] = &[
         size: MEMORY,
         block_size: 0,
         loads: BOTH,
-        spdk: None,
+        spdk: Some((BOTH, |spdk, name| {
+            // The store has its own blocks there as well.
+            spdk.memory("m-pool", MEMORY.1 + (16 << 20))?;
+            spdk.thin(name, "m-pool", MEMORY.1)
+        })),
     },
     Row {
         device: "m-mirror",
@@ -244,7 +255,7 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
             let Some((_, make)) = row.spdk else { continue };
             // A tree is built with some of its modules, or all.
             match make(spdk, row.device) {
-                Ok(()) => spdk.device(row.device, row.device)?,
+                Ok(()) => spdk.device(row.device, &row.bdev())?,
                 Err(error) => absent.push((row.device, error.to_string())),
             }
         }

@@ -126,6 +126,19 @@ impl Spdk {
         self.call("bdev_crypto_create", &json!({ "name": name, "base_bdev_name": base, "key_name": name })).map(drop)
     }
 
+    /// Makes a thin volume in a store of its own over a bdev, which is somewhat larger. Its bdev has a [name](Self::thin_name) of its own.
+    pub(crate) fn thin(&self, name: &str, base: &str, bytes: u64) -> Result<(), Failure> {
+        let store = format!("{name}-store");
+        self.call("bdev_lvol_create_lvstore", &json!({ "bdev_name": base, "lvs_name": store }))?;
+        let volume = json!({ "lvs_name": store, "lvol_name": name, "size_in_mib": bytes >> 20, "thin_provision": true });
+        self.call("bdev_lvol_create", &volume).map(drop)
+    }
+
+    /// The name of a thin volume's bdev.
+    pub(crate) fn thin_name(name: &str) -> String {
+        format!("{name}-store/{name}")
+    }
+
     /// Caps a bdev at so many operations a second.
     pub(crate) fn limit(&self, name: &str, iops: u64) -> Result<(), Failure> {
         self.call("bdev_set_qos_limit", &json!({ "name": name, "rw_ios_per_sec": iops })).map(drop)

@@ -62,12 +62,22 @@ end_load() {
     say "load on $1: $(grep -oE '"(commands|checked_blocks)": *[0-9]+' "$host/tmp/load-$1.json" | tr '\n' ' ')"
 }
 
+# Our own client on the first controller itself, which it writes to when that is said, and not else.
+client() {
+    must_fail_with "a load that writes" "would overwrite.*$address.*--overwrite" millrace bench --device "$address" --rw randwrite --time 1
+    millrace bench --lean --device "$address" --time 1 || die "no reads by the lean client"
+    said=$(millrace bench --device "$address" --rw randrw --verify --overwrite --range 4m --time 2 --json) || die "no verified load: $said"
+    echo "$said" | grep -q '"checked_blocks": *[1-9]' || die "nothing was checked: $said"
+    say "client: $(echo "$said" | grep -oE '"(commands|checked_blocks)": *[0-9]+' | tr '\n' ' ')"
+}
+
 # A daemon in its sandbox with a device on each disk; a verified load on both; the worker is killed in the middle of it.
 daemon() {
     [ -n "$second" ] || die "there is no second NVMe controller"
     start_daemon
     millrace volume create disk --backend "nvme:$address" || daemon_failed "no volume"
     must_fail "a second volume on the namespace" millrace volume create other --backend "nvme:$address/1"
+    must_fail_with "a client beside the daemon" "$address is in use" millrace bench --device "$address" --time 1
     millrace volume create second --backend "nvme:$second" || daemon_failed "no volume on the second controller"
     millrace device create vm --nvme --volume disk || daemon_failed "no device"
     millrace device create second --nvme --volume second || daemon_failed "no device on the second controller"
@@ -153,7 +163,7 @@ address=${1:-} second=${2:-}
 for check in $(echo "${CHECKS:?}" | tr , " "); do
     say "$check"
     case $check in
-    bind | daemon | virtio | fastpath | unplugged) $check ;;
+    bind | client | daemon | virtio | fastpath | unplugged) $check ;;
     *) in_host /bin/nvme-nested "$check" "$address" || die "$check failed" ;;
     esac
     # It has had its controller read to memory that was never mapped.

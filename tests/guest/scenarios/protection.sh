@@ -1,12 +1,13 @@
 # shellcheck shell=sh disable=SC2154
-# A disk with protection information (type 1, metadata in a separate buffer), which the kernel uses by itself.
+# A disk with protection information (metadata in a separate buffer), which the kernel uses by itself.
+# TYPE=1|3        its type
 # DO=write|read   writes a text with it, and verified I/O; or reads the text and compares
 # BAD=N           a block of 4096 bytes whose guard does not match
 # FIO_SIZE=BYTES  of the verified I/O, default 8m
 wait_for_namespace "$disk"
 dev=/dev/$disk
 format=$(cat "/sys/block/$disk/integrity/format")
-[ "$format" = T10-DIF-TYPE1-CRC ] || die "the kernel sees $format, and not protection information of type 1"
+[ "$format" = "T10-DIF-TYPE${TYPE:?}-CRC" ] || die "the kernel sees $format, and not protection information of type $TYPE"
 for way in read_verify write_generate; do
     [ "$(cat "/sys/block/$disk/integrity/$way")" = 1 ] || die "the kernel does not $way"
 done
