@@ -181,7 +181,7 @@ impl Live {
     pub(crate) fn give_up(&self, nsid: u32) -> Result<(), ControlError> {
         match self {
             Self::Controller(device) => device.give_up(nsid),
-            Self::Disk(_) => Ok(()),
+            Self::Disk(disk) => disk.tell(VirtioBlkDevice::let_in),
         }
     }
 

@@ -79,6 +79,11 @@ impl Flushes {
         flushed
     }
 
+    /// The leg has refused a flush that was not asked for by way of this: the guest is told at its next one.
+    pub(crate) fn note_refused(&self) {
+        self.losses.add();
+    }
+
     /// A guest's flush, which is its leg's.
     pub(crate) fn of_guest<'a>(&'a self, cx: TaskContext<'a>, leg: &'a dyn Volume, request: Request<'a>) -> Step<'a> {
         let lost = self.losses.count();

@@ -409,7 +409,7 @@ fn attend(weak: &WeakManager) {
 
 impl Inner {
     fn is_all_over(&self) -> bool {
-        self.is_nobody_late() && self.late.earlier.have_ended()
+        self.is_nobody_late() && self.late.unshown.is_empty() && self.late.earlier.have_ended()
     }
 
     /// Whether no volume and no guest is waited for.
@@ -490,14 +490,16 @@ impl Inner {
         }
     }
 
-    /// Has controllers show volumes that were opened later: those whose guests wait, or the others.
-    fn show_opened(&mut self, opened: &BTreeSet<Name>, late: bool) {
+    /// Has controllers show volumes that were opened later: those whose guests wait, or the others. Whether all that have one could be asked.
+    fn show_opened(&mut self, opened: &BTreeSet<Name>, late: bool) -> bool {
         let names: Vec<_> = self.devices.keys().filter(|name| self.late.has(name) == late).cloned().collect();
+        let mut answered = true;
         for name in names {
             if matches!(self.devices.get(&name), Some(Device { live: Ok(Live::Controller(_)), .. })) {
-                self.show_failed(&name, opened);
+                answered &= self.show_failed(&name, opened);
             }
         }
+        answered
     }
 
     /// Has controllers whose guests wait show what they could not show, where it is there.
@@ -529,18 +531,21 @@ impl Inner {
         let unshown = std::mem::take(&mut self.late.unshown).into_iter();
         let (kept, ready): (BTreeSet<_>, BTreeSet<_>) = unshown.partition(|name| theirs.contains(name));
         self.late.unshown = kept;
-        self.show_opened(&ready, false);
+        if !self.show_opened(&ready, false) {
+            self.late.unshown.extend(ready);
+        }
     }
 
-    /// Has a device show those of these volumes that it could not show.
-    fn show_failed(&mut self, name: &Name, volumes: &BTreeSet<Name>) {
-        let Some(device) = self.devices.get(name) else { return };
-        let Ok(live) = &device.live else { return };
+    /// Has a device show those of these volumes that it could not show. Whether its shard answered.
+    fn show_failed(&mut self, name: &Name, volumes: &BTreeSet<Name>) -> bool {
+        let Some(device) = self.devices.get(name) else { return true };
+        let Ok(live) = &device.live else { return true };
         let failed = |at: &&NamespaceRecord| device.failed.contains_key(&at.nsid) && volumes.contains(&at.volume);
         let shown = device.record.namespaces.iter().filter(failed).map(|at| (at.nsid, self.show_again(live, at)));
         let shown: Vec<_> = shown.collect();
         let is_new = shown.iter().any(|(_, shown)| shown.is_ok());
-        let Some(device) = self.devices.get_mut(name) else { return };
+        let answered = !shown.iter().any(|(_, shown)| matches!(shown, Err(ControlError::Silent { .. })));
+        let Some(device) = self.devices.get_mut(name) else { return true };
         for (nsid, shown) in shown {
             match shown {
                 Ok(()) => drop(device.failed.remove(&nsid)),
@@ -556,6 +561,7 @@ impl Inner {
         if is_new {
             self.lead_limited(&self.devices[name]);
         }
+        answered
     }
 
     /// Has devices go on with their guests that have nothing more to wait for.
@@ -567,19 +573,22 @@ impl Inner {
         let over = self.late.devices.iter().filter(|(name, volumes)| is_over(name, volumes));
         let over: Vec<_> = over.map(|(name, _)| name.clone()).collect();
         for name in over {
+            let device = self.devices.get(&name);
+            let disk = device.filter(|device| matches!(device.live, Ok(Live::Disk(_))));
+            let shown = disk.map(|disk| disk.record.namespaces.iter().map(|at| at.volume.clone()).collect());
+            if shown.is_some_and(|shown| !self.show_failed(&name, &shown)) {
+                // It is shown at a later look.
+                continue;
+            }
             self.late.forget(&name);
             let Some(device) = self.devices.get(&name) else { continue };
             match &device.live {
-                Ok(Live::Disk(_)) => {
-                    let shown = device.record.namespaces.iter().map(|at| at.volume.clone()).collect();
-                    self.show_failed(&name, &shown);
-                }
                 Ok(live @ Live::Controller(_)) => {
                     if let Err(error) = live.resume() {
                         tracing::error!(device = %name, %error, "the device does not go on with its guest");
                     }
                 }
-                Err(_) => {}
+                Ok(Live::Disk(_)) | Err(_) => {}
             }
             tracing::info!(device = %name, "has nothing more to wait for");
         }

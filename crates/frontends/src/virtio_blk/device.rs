@@ -215,13 +215,18 @@ impl VirtioBlkDevice {
             }
         }
         self.disk.attach(volume, modes, read_only);
+        self.let_in(cx);
+        self.volume_changed();
+        Ok(())
+    }
+
+    /// Waits for no volume any more: a guest that comes has what there is, a disk without blocks where none was attached.
+    pub fn let_in(&mut self, cx: &mut ShardContext<'_>) {
         self.hold = false;
         if matches!(self.link, Link::Holding) {
             self.link = Link::Listening;
             self.listen(cx);
         }
-        self.volume_changed();
-        Ok(())
     }
 
     /// Shows the volume no more: its guest has a disk without blocks. Requests in flight finish ([`Self::is_detached`]).

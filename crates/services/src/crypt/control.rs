@@ -208,6 +208,19 @@ impl Crypt {
         Ok((other.ok_or_else(|| self.wrong_key())?, &self.kek))
     }
 
+    /// What a process that died had written may not be durable yet. Where the leg refuses that, the guest is told at its first flush; what
+    /// opens the volume flushes, too, and would be told in its place.
+    fn make_durable(&self) -> Result<(), ServiceError> {
+        for flushed in legs::flush_all(std::iter::once(&self.leg))? {
+            if let Err(error) = flushed {
+                tracing::warn!(volume = self.name, %error, "what was written last may be lost");
+                self.flushes.note_refused();
+            }
+        }
+        self.home_failed.store(self.flushes.failed(), Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Opens what the leg holds.
     fn open_header(&self, previous: Option<&Self>, newest: &Header, found: &Found) -> Result<(), ServiceError> {
         let (has, wanted) = (newest.block_size, self.geometry().block_size);
@@ -434,6 +447,9 @@ impl Service for Crypt {
             // What the old header says counts no more.
             self.control().generation = found.generation;
             return self.prepare(true);
+        }
+        if mount.reason == Reason::Open && !self.geometry().read_only {
+            self.make_durable()?;
         }
         self.open_header(mount.previous::<Self>().as_deref(), &header, &found)
     }

@@ -152,6 +152,11 @@ impl Integrity {
         if let Some(damaged) = &damaged {
             tracing::warn!(volume = self.name, leg = self.leg.name(), "{damaged}; the other copy is used");
         }
+        if !read_only {
+            // A page that a dead process wrote may not be durable yet: the next one goes over the page that is. Before anything else that
+            // flushes: the leg tells once.
+            self.block_on("flush", |volume, cx| Box::pin(async move { legs::flush(cx, &*volume.leg).await }))?;
+        }
         // Also one that is of before a crash: alone, it would have the volume erased.
         if !read_only
             && !found.is_even()
@@ -244,14 +249,7 @@ impl Service for Integrity {
                 self.control().generation = found.generation;
                 self.prepare(true)
             }
-            Some(found) => {
-                self.open_header(&found)?;
-                if self.geometry().read_only {
-                    return Ok(());
-                }
-                // A page that a dead process wrote may not be durable yet: the next one goes over the page that is.
-                self.block_on("flush", |volume, cx| Box::pin(async move { legs::flush(cx, &*volume.leg).await }))
-            }
+            Some(found) => self.open_header(&found),
             None if mount.reason == Reason::Create => self.prepare(false),
             None if is_new => self.prepare(true),
             None => Err(self.wrong(

@@ -183,6 +183,11 @@ impl Tagged {
         if let Some(damaged) = &damaged {
             tracing::warn!(volume = self.name(), leg = self.leg().name(), "{damaged}; the other copy is used");
         }
+        if !read_only {
+            // What a process that died had written may not be durable yet, and from here on counts as if it were. Before anything else that
+            // flushes: the leg tells once.
+            self.block_on("flush", |volume, cx| Box::pin(async move { legs::flush(cx, &**volume.leg()).await }))?;
+        }
         // Also one that is of before a crash: alone, it would have the volume erased.
         if !read_only
             && !found.is_even()
@@ -195,11 +200,7 @@ impl Tagged {
             );
         }
         self.control().damaged = damaged;
-        if read_only {
-            return Ok(());
-        }
-        // What a process that died had written may not be durable yet, and from here on counts as if it were.
-        self.block_on("flush", |volume, cx| Box::pin(async move { legs::flush(cx, &**volume.leg()).await }))
+        Ok(())
     }
 }
 

@@ -150,7 +150,18 @@ impl Plan for SharePlan {
         let member = Arc::new(Member::new(tiers(build.shared, leg.name(), group.as_ref())));
         let volume = build.volume.to_owned();
         let (terms, existing, made, written) = (self.terms, self.existing, AtomicBool::new(false), AtomicU64::new(0));
-        Ok(Arc::new(Share { volume, leg, space, member, terms, existing, made, written, mapped }))
+        Ok(Arc::new(Share {
+            volume,
+            leg,
+            space,
+            member,
+            terms,
+            existing,
+            made,
+            lost: AtomicBool::default(),
+            written,
+            mapped,
+        }))
     }
 }
 
@@ -240,6 +251,8 @@ struct Share {
     existing: bool,
     /// It was not on the disk before its mount.
     made: AtomicBool,
+    /// What is to be told is of before its mount.
+    lost: AtomicBool,
     /// Something was written since its last flush began, the first of that when the disk had refused so many flushes, and one; 0: nothing was.
     written: AtomicU64,
     mapped: Mapped<ShareMap>,
@@ -360,11 +373,12 @@ impl Share {
     #[inline]
     fn note_written(&self, failed: Option<u64>) {
         // SeqCst: whoever finds it noted was here before the flush that takes the note away, and so before that is the disk's.
-        if let Some(failed) = failed
-            && self.written.load(Ordering::SeqCst) == 0
-        {
-            // Another one's may be older: that one stays.
-            let _ = self.written.compare_exchange(0, failed + 1, Ordering::SeqCst, Ordering::SeqCst);
+        let Some(failed) = failed else { return };
+        // The one that began first counts, whichever ends first; 0, that there is none, comes behind all.
+        let is_older = |known: u64| known.wrapping_sub(1) > failed;
+        if is_older(self.written.load(Ordering::SeqCst)) {
+            let note = |known| is_older(known).then_some(failed + 1);
+            let _ = self.written.fetch_update(Ordering::SeqCst, Ordering::SeqCst, note);
         }
     }
 
@@ -375,6 +389,13 @@ impl Share {
         // One that was refused before this one was the disk's is counted by now: they take turns there.
         legs::flush(self.below(cx), &*self.leg).await?;
         flushes.check(failed)
+    }
+
+    /// It goes, and its guest was not told yet of what was lost before it came: who comes next tells it.
+    fn hand_back_loss(&self) {
+        if self.lost.swap(false, Ordering::Relaxed) && self.has_untold() {
+            self.space.note_loss(&self.volume);
+        }
     }
 
     #[inline]
@@ -559,6 +580,7 @@ impl Service for Share {
         if self.space.take_loss(&self.volume) {
             // As one that had written before the disk refused anything.
             self.written.store(1, Ordering::SeqCst);
+            self.lost.store(true, Ordering::Relaxed);
         }
         self.member.set(&self.terms);
         let shown = self.show(Extents { blocks, shift: self.extent_shift(), list });
@@ -568,6 +590,7 @@ impl Service for Share {
             entered.map_err(|error| ServiceError::NotNow(error.to_string()))
         });
         shown.inspect_err(|_| {
+            self.hand_back_loss();
             self.space.leave(&self.volume);
             self.discard(false);
         })
@@ -577,6 +600,7 @@ impl Service for Share {
         // On error it stays in use, and what it has its own: something of it is on the disk.
         self.hide()?;
         let left = self.space.line.change(|members| members.retain(|member| !Arc::ptr_eq(member, &self.member)));
+        self.hand_back_loss();
         self.space.leave(&self.volume);
         left.map_err(|error| ServiceError::NotNow(error.to_string()))
     }

@@ -82,8 +82,10 @@ struct Open {
     /// What was found to be wrong with a copy of the table.
     damage: Option<String>,
     flushes: Arc<Flushes>,
-    /// The copy of the table that was written last may not be durable, though it can be read; the other one says the same.
+    /// The copy of the table that was written last may not be durable, though it can be read.
     unsure: bool,
+    /// The disk refused the flush with which it was opened.
+    refused: bool,
 }
 
 /// How a volume comes to its extents.
@@ -141,7 +143,7 @@ impl Space {
     pub(super) fn open(&self, leg: &Leg, extent: u64, bytes: u64, new: bool) -> Result<(), ServiceError> {
         let loaded = Open::load(leg, &self.flushes, extent, bytes, new)?;
         let mut open = self.open_now();
-        if loaded.unsure {
+        if loaded.refused {
             let mut seen = self.seen();
             let volumes = loaded.table.volumes.keys();
             let lost: Vec<_> = volumes.filter(|name| !seen.users.contains(*name)).cloned().collect();
@@ -187,6 +189,11 @@ impl Space {
     /// Whether what was written to a volume before it came into force may be lost, and nobody was told yet: now its guest is.
     pub(super) fn take_loss(&self, name: &str) -> bool {
         self.seen().lost.remove(name)
+    }
+
+    /// What [`Self::take_loss`] has taken was not told.
+    pub(super) fn note_loss(&self, name: &str) {
+        self.seen().lost.insert(name.to_owned());
     }
 
     /// A volume is not in force any more.
@@ -297,6 +304,7 @@ impl Open {
             damage: None,
             flushes: Arc::clone(flushes),
             unsure: false,
+            refused: false,
         };
         // A copy that a process that died had written may not be durable yet, and the next store goes over the other one.
         let flushed = if found.is_some() && !leg.geometry().read_only { open.flush() } else { Ok(()) };
@@ -322,11 +330,8 @@ impl Open {
             )));
         }
         if let Err(error) = flushed {
-            if uneven {
-                return Err(error);
-            }
             tracing::warn!(leg = leg.name(), %error, "a disk is opened; what was written to its volumes last may be lost");
-            open.unsure = true;
+            (open.unsure, open.refused) = (true, true);
         }
         if let Some(damage) = &open.damage {
             tracing::warn!(leg = leg.name(), damage, "the other copy of a disk's table is used; it is written anew");

@@ -42,6 +42,7 @@ fn ask(stream: &mut UnixStream, request: u32, payload: &[u8]) -> Vec<u8> {
 /// What a guest learns of the disk once: the features of its kind, and the block size. And its size.
 fn seen(rig: &Rig) -> ((u64, u32), u64) {
     let mut stream = UnixStream::connect(rig.path("d.sock")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let features = ask(&mut stream, code::GET_FEATURES, &[]);
     tell(&mut stream, code::SET_PROTOCOL_FEATURES, &CONFIG.to_le_bytes());
     let mut payload = [0; 72];
@@ -96,6 +97,7 @@ fn a_volume_that_cannot_be_opened_any_more_leaves_its_kind() {
     fs::rename(rig.path("f.img"), rig.path("aside")).unwrap();
     rig.start();
     rig.detach("d", 1).unwrap();
+    assert_eq!(seen(&rig), ((RO, 4096), 0), "its guest need not wait any more");
     rig.restart();
     assert_eq!(seen(&rig), ((RO, 4096), 0));
 }

@@ -346,6 +346,20 @@ fn a_bad_sector_costs_a_chunk_that_is_re_keyed_and_not_the_volume() {
     }
 }
 
+/// The leg tells once that it has dropped something; opening the volume flushes, too.
+#[test]
+fn what_a_leg_forgets_before_a_re_keying_goes_on_is_told_to_the_guest() {
+    let (faulty, leg, _) = half_re_keyed();
+    let refused = BlockError::WriteFault { errno: 5 };
+    faulty.add(Rule::new(Requests::Flush, When::Nth(1), Effect::Fail(refused)));
+    let kept = Arc::default();
+    let graph = crate::testing::graph(&stack(""), &[leg], None, Reason::Open, &kept).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let mut bench = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+    let flushes = [0; 2].map(|_| bench.plain(Operation::Flush, 0, 0));
+    assert_eq!(flushes, [Err(BlockError::WriteFault { errno: 0 }), Ok(())]);
+}
+
 /// Disks remap a bad sector when it is written, and not before.
 #[test]
 fn a_guest_s_write_heals_a_bad_sector_of_a_chunk_that_is_re_keyed() {
