@@ -62,7 +62,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "ADDRESS[/NSID]", conflicts_with_all = ["sockets", "nsid", "virtio"])]
     device: Option<NvmePlace>,
     /// Nothing on the physical disk is needed: without this a load that writes, or --verify, is refused
-    #[arg(long, requires = "device")]
+    #[arg(long, conflicts_with = "sockets")]
     overwrite: bool,
     /// What to do
     #[arg(long, value_enum, default_value_t = Rw::Randread)]
