@@ -13,7 +13,7 @@ use std::{
 };
 
 use millrace_block::{Asker, ShardSlot};
-use millrace_memory::BufferPool;
+use millrace_memory::{BufferPool, taker};
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 
 use crate::{
@@ -222,15 +222,12 @@ impl Shard {
         self.sleep(Duration::ZERO, None);
     }
 
-    /// One device may use all slots. Several leave a quarter, in which each has a share of its own that no others can take, however
-    /// long they keep what they have; as long as there are no more devices than such slots.
+    /// Slots and bounce buffers have [shares](taker::shares) for devices.
     fn share_slots(&mut self) {
         let devices = self.devices().count();
-        let spare = if devices > 1 { self.core.slots.len() / 4 } else { 0 };
+        let (spare, share) = taker::shares(self.core.slots.len(), devices);
         self.core.tasks_spare.set(spare);
-        // The shard's own tasks have one as well.
-        self.core.task_share.set((spare / (devices + 1)).max(1));
-        // With the bounce buffers it is the same.
+        self.core.task_share.set(share);
         self.core.buffers.share_among(devices);
     }
 

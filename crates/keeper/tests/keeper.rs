@@ -112,11 +112,7 @@ fn a_worker_that_never_ends_its_speech_is_stopped_all_the_same() {
 #[test]
 fn what_clients_hand_in_leaves_volumes_their_room_and_what_is_not_held_is_told() {
     let mut keeper = Running::start("full", "full", false);
-    while !keeper.has("lost") && !keeper.has("held") {
-        assert!(keeper.child.try_wait().unwrap().is_none(), "the keeper ended");
-        thread::sleep(Duration::from_millis(2));
-    }
-    assert!(keeper.has("held"));
+    keeper.wait_for_mark("held");
     keeper.tell_to_stop();
     assert!(keeper.wait().success());
 }

@@ -191,15 +191,12 @@ impl BufferPool {
         Self::at(0, Rc::new(Common { count, owners: [const { OnceCell::new() }; OWNERS], shares }))
     }
 
-    /// So many devices use this pool, those below it, and the owners'. One device may have all buffers. Several leave a quarter of each pool,
-    /// in which each has a share of its own that no others can take, however long they keep what they have; as long as there are no more
-    /// devices than such buffers. They are told apart by [`taker`].
+    /// So many devices use this pool, those below it, and the owners': they have [shares](taker::shares) in each.
     pub fn share_among(&self, devices: usize) {
         let Common { count, shares, .. } = &*self.0.common;
-        let spare = if devices > 1 { count / 4 } else { 0 };
+        let (spare, share) = taker::shares(*count, devices);
         shares.spare.set(spare);
-        // What is no device's has one as well. Nobody's share is nothing: who has no buffer must be able to get one.
-        shares.share.set((spare / (devices + 1)).max(1));
+        shares.share.set(share);
     }
 
     fn at(level: usize, common: Rc<Common>) -> io::Result<Self> {

@@ -118,7 +118,7 @@ pub(crate) enum Command {
     Metrics,
     /// Serve one NVMe disk in the foreground, without daemon and state
     Nvme(Box<NvmeCommand>),
-    /// Drive any vfio-user NVMe device and print IOPS, bandwidth and latencies
+    /// Drive any vfio-user NVMe device, or a physical one, and print IOPS, bandwidth and latencies
     Bench(BenchArgs),
     /// Print a completion script for a shell
     Completions {

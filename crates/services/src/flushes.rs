@@ -4,34 +4,18 @@
 //! is the matter of all who had written before: a service asks how many have [failed](Flushes::failed) before it writes, and the guest is told
 //! at its next flush.
 
-use std::{
-    ops::Deref,
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use millrace_block::{BlockError, Request, Step, TaskContext, Volume};
 
 use crate::{
     legs,
-    locks::{Turn, until_at_last},
+    locks::{OwnLines, Turn, until_at_last},
     losses::Losses,
 };
 
 /// The longest nap of who waits for another's flush, in looks of [`until_at_last`]: a millisecond.
 const LONGEST_NAP: u32 = 20;
-
-/// On lines of their own: every write looks at them, and who waits for a flush at what is beside them.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Apart(Losses);
-
-impl Deref for Apart {
-    type Target = Losses;
-
-    fn deref(&self) -> &Losses {
-        &self.0
-    }
-}
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -41,13 +25,13 @@ pub(crate) struct Flushes {
     wanted: AtomicU64,
     /// Up to whom it was done.
     done: AtomicU64,
-    losses: Apart,
+    losses: OwnLines<Losses>,
 }
 
 impl Flushes {
     /// How many the leg has refused.
     pub(crate) fn failed(&self) -> u64 {
-        self.losses.count()
+        self.losses.0.count()
     }
 
     /// An error where the leg has refused one since so many had `failed`.
@@ -74,19 +58,19 @@ impl Flushes {
     pub(crate) async fn flush_alone(&self, cx: TaskContext<'_>, leg: &dyn Volume) -> Result<(), BlockError> {
         let flushed = legs::flush(cx, leg).await;
         if flushed.is_err() {
-            self.losses.add();
+            self.losses.0.add();
         }
         flushed
     }
 
     /// The leg has refused a flush that was not asked for by way of this: the guest is told at its next one.
     pub(crate) fn note_refused(&self) {
-        self.losses.add();
+        self.losses.0.add();
     }
 
     /// A guest's flush, which is its leg's.
     pub(crate) fn of_guest<'a>(&'a self, cx: TaskContext<'a>, leg: &'a dyn Volume, request: Request<'a>) -> Step<'a> {
-        let lost = self.losses.count();
+        let lost = self.losses.0.count();
         match leg.submit(cx, request) {
             Step::Done(flushed) => Step::Done(self.tell(lost, flushed)),
             step @ Step::Wait(_) => Step::Wait(cx.scratch.place_future(self.tell_later(lost, step))),
@@ -100,19 +84,19 @@ impl Flushes {
     fn tell(&self, lost: u64, flushed: Result<(), BlockError>) -> Result<(), BlockError> {
         if flushed.is_err() {
             // The guest is told by this one.
-            self.losses.add();
+            self.losses.0.add();
         }
-        let told = self.losses.tell(lost);
+        let told = self.losses.0.tell(lost);
         flushed.and(told)
     }
 
     /// Whether the guest's next flush has to fail.
     pub(crate) fn is_untold(&self) -> bool {
-        self.losses.is_untold()
+        self.losses.0.is_untold()
     }
 
     /// Of the service in whose place this one comes, what was not told yet.
     pub(crate) fn take_over(&self, before: &Self) {
-        self.losses.take_over(&before.losses);
+        self.losses.0.take_over(&before.losses.0);
     }
 }

@@ -55,6 +55,11 @@ pub(crate) async fn until_at_last<T>(cx: TaskContext<'_>, longest: u32, mut look
     }
 }
 
+/// On lines of its own: whoever looks at it does not wait for who changes what is beside it.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct OwnLines<T>(pub(crate) T);
+
 /// Lets one task at a time do something.
 #[derive(Debug, Default)]
 pub(crate) struct Turn(AtomicBool);

@@ -90,6 +90,11 @@ pub trait Plan: fmt::Debug {
         false
     }
 
+    /// Whether it does with any size of its legs, of which it is made, and keeps nothing there.
+    fn is_plain(&self) -> bool {
+        false
+    }
+
     /// Whether it opens with no other size than it had, for what is on its legs says so; growing is another matter.
     fn keeps_size(&self) -> bool {
         false

@@ -94,7 +94,10 @@ impl Manager {
         // Volumes that were named before may have gone since.
         let new = app.named().filter(|name| !before.volumes.iter().any(|before| before == name));
         check(&inner, &app, new, others)?;
-        self.check_caps(&app)?;
+        // What is stored of him already is known to whoever may take over.
+        if change.caps.is_some() || !inner.apps.contains_key(&uid) {
+            self.check_caps(&app)?;
+        }
         self.say_of_app(&mut inner, &app)?;
         self.app_view(&inner, uid, others)
     }

@@ -72,7 +72,7 @@ impl<R: Send + 'static> Crew<R> {
                 Ok(_) => {
                     self.at_work.insert(name, Instant::now());
                 }
-                Err(error) => tracing::error!(%name, %error, "no thread for its end: it goes with the process"),
+                Err(error) => tracing::error!(%name, %error, "no thread for what is to be done with it"),
             }
         }
     }

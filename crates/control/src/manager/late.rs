@@ -36,7 +36,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{Device, Inner, Manager, Volume, WeakManager, crew::Crew};
+use super::{Device, Inner, Manager, Volume, WeakManager, crew::Crew, restore::go_on};
 use crate::{
     Name,
     daemon::monotonic_micros,
@@ -409,7 +409,7 @@ fn attend(weak: &WeakManager) {
 
 impl Inner {
     fn is_all_over(&self) -> bool {
-        self.is_nobody_late() && self.late.unshown.is_empty() && self.late.earlier.have_ended()
+        self.is_nobody_late() && self.late.earlier.have_ended()
     }
 
     /// Whether no volume and no guest is waited for.
@@ -582,13 +582,8 @@ impl Inner {
             }
             self.late.forget(&name);
             let Some(device) = self.devices.get(&name) else { continue };
-            match &device.live {
-                Ok(live @ Live::Controller(_)) => {
-                    if let Err(error) = live.resume() {
-                        tracing::error!(device = %name, %error, "the device does not go on with its guest");
-                    }
-                }
-                Ok(Live::Disk(_)) | Err(_) => {}
+            if let Ok(live @ Live::Controller(_)) = &device.live {
+                go_on(&name, live);
             }
             tracing::info!(device = %name, "has nothing more to wait for");
         }

@@ -21,6 +21,7 @@ use super::{
 use crate::{
     Name,
     config::{ConfigError, Declared, DeclaredDevice, Located},
+    disks::Live,
     error::ControlError,
     model::{AttachSpec, GroupSpec, VolumeSpec},
     store::{Changes, DeviceRecord, StoreError, VolumeRecord},
@@ -55,6 +56,17 @@ struct Created {
     devices: Vec<Name>,
     /// Devices that were there, and got namespaces.
     changed: Vec<Name>,
+}
+
+/// A device goes on with its guest.
+pub(super) fn go_on(name: &Name, live: &Live) {
+    match live.resume() {
+        Ok(()) => {}
+        Err(error @ ControlError::Silent { .. }) => {
+            tracing::warn!(device = %name, %error, "it goes on with its guest when its shard is back");
+        }
+        Err(error) => tracing::error!(device = %name, %error, "the device does not go on with its guest"),
+    }
 }
 
 impl Manager {
@@ -189,15 +201,7 @@ impl Manager {
             }
         }
         for (device, live) in lives().filter(|(device, _)| !inner.late.has(&device.record.spec.name)) {
-            match live.resume() {
-                Ok(()) => {}
-                Err(error @ ControlError::Silent { .. }) => {
-                    tracing::warn!(device = %device.record.spec.name, %error, "it goes on with its guest when its shard is back");
-                }
-                Err(error) => {
-                    tracing::error!(device = %device.record.spec.name, %error, "the device does not go on with its guest");
-                }
-            }
+            go_on(&device.record.spec.name, live);
         }
         // The binary before this one may know what is strange to this one.
         if !self.settings.keeper.as_ref().is_some_and(|keeper| keeper.is_on_trial()) {

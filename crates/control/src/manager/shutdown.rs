@@ -153,25 +153,14 @@ impl Manager {
             std::mem::take(&mut inner.devices)
         };
         self.leave_copies();
-        self.reach_all_at_once();
+        self.find_silent(ANSWER);
         stop_all(devices, Instant::now() + limits.devices);
         let Some(engine) = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-        self.reach_all_at_once();
+        self.find_silent(ANSWER);
         self.put_volumes_away(Instant::now() + limits.volumes);
         if let Err(error) = engine.stop() {
             tracing::error!(%error, "while the shards were stopped");
         }
-    }
-
-    /// Finds the shards that hang: nobody waits for them afterwards.
-    fn reach_all_at_once(&self) {
-        thread::scope(|scope| {
-            for shard in &self.shards {
-                let ask = move || drop(shard.call_within(ANSWER, |_| ()));
-                // Without a thread it is waited for with its first device.
-                drop(thread::Builder::new().spawn_scoped(scope, ask));
-            }
-        });
     }
 
     /// Flushes and closes all volumes. Services leave a clean mark; their tasks need the shards for that.

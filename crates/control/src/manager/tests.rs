@@ -37,6 +37,7 @@ mod sessions;
 mod shares;
 mod stacks;
 mod traces;
+mod twisted;
 mod virtio;
 
 pub(super) use guests::before_look;
@@ -464,7 +465,7 @@ fn a_device_that_goes_while_its_shard_hangs_is_gone_when_that_is_back() {
 }
 
 #[test]
-fn a_device_whose_shard_hangs_goes_on_with_its_guest_when_that_is_back() {
+fn a_device_whose_shard_hangs_keeps_no_start_waiting() {
     let rig = two_devices();
     let release = hang(&rig, STUCK);
     let (manager, (tell, told)) = (rig.manager.clone().unwrap(), sync_channel(1));

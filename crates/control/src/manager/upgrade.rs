@@ -169,7 +169,7 @@ impl Manager {
         // Devices that wait are the next worker's: opening volumes for them now would keep everybody else waiting.
         self.peek().late.leave();
         // Before the rest: the trace's end reaches all shards, too.
-        self.find_silent();
+        self.find_silent(CHANGE_PATIENCE);
         self.end_trace_now(Ending::Upgrade);
         // Most of it while guests do not wait, and not durably: a slow disk must not use up the time that the keeper gives.
         self.leave_account(&self.peek());
@@ -190,11 +190,11 @@ impl Manager {
         std::mem::forget(inner);
     }
 
-    /// Finds the shards that hang, all at once: nobody waits for them afterwards, and the time that the keeper gives is for the others' devices.
-    fn find_silent(&self) {
+    /// Finds the shards that hang, all at once: nobody waits for them afterwards.
+    pub(super) fn find_silent(&self, limit: Duration) {
         thread::scope(|scope| {
             for shard in &self.shards {
-                let ask = move || drop(shard.call_within(CHANGE_PATIENCE, |_| ()));
+                let ask = move || drop(shard.call_within(limit, |_| ()));
                 // Without a thread it is waited for with its first device.
                 drop(thread::Builder::new().spawn_scoped(scope, ask));
             }

@@ -456,7 +456,11 @@ impl NvmeDevice {
                     self.controller.remember(&client);
                     Connection::kept(stream, client, Resumed::default())
                 }
-                Err(error) => return self.accept_failed(cx, &error),
+                Err(error) => {
+                    // What it has sent already may lie in it.
+                    close_elsewhere(stream.into());
+                    return self.accept_failed(cx, &error);
+                }
             },
         };
         self.clients += 1;

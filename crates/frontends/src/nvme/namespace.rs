@@ -468,10 +468,11 @@ impl NamespaceTable {
         self.get(nsid).cloned().into_iter().chain(self.left(nsid)).collect()
     }
 
-    /// What commands may be in flight on that went another way to the same namespace.
-    pub(crate) fn other_ways(&self, attached: &Rc<Attached>) -> impl Iterator<Item = Rc<Attached>> {
+    /// What commands may be in flight on for an attached namespace: it, and what else led there before.
+    pub(crate) fn ways(&self, attached: &Rc<Attached>) -> impl Iterator<Item = Rc<Attached>> {
         let (now, namespace) = (Rc::clone(attached), Arc::clone(&attached.namespace));
-        self.left(attached.nsid).filter(move |left| left.is_of(&namespace) && !Rc::ptr_eq(left, &now))
+        let others = self.left(attached.nsid).filter(move |left| left.is_of(&namespace) && !Rc::ptr_eq(left, &now));
+        others.chain([Rc::clone(attached)])
     }
 
     /// What was detached from this identifier, and has commands in flight.

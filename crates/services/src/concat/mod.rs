@@ -45,6 +45,10 @@ fn plan(_: &Settings) -> Result<Box<dyn Plan>, SettingError> {
 struct ConcatPlan;
 
 impl Plan for ConcatPlan {
+    fn is_plain(&self) -> bool {
+        true
+    }
+
     fn layout(&self, _: usize) -> Layout {
         Layout::Own("concat".to_owned())
     }

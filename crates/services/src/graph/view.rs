@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use crate::{
-    concat, registry,
+    registry,
     service::{self, Keeps, Layout, Sizing},
     stack::Node,
-    stripe,
 };
 
 use super::{Built, is_one_of_many};
@@ -40,9 +39,7 @@ pub(super) fn sizing(leg: &Node) -> Sizing {
 fn is_plain(node: &Node) -> bool {
     match node {
         Node::Leaf(_) => true,
-        Node::Service(service) => {
-            [stripe::KIND.name, concat::KIND.name].contains(&service.service.as_str()) && service.legs.iter().all(is_plain)
-        }
+        Node::Service(service) => plan(node).is_some_and(|plan| plan.is_plain()) && service.legs.iter().all(is_plain),
     }
 }
 

@@ -71,6 +71,10 @@ fn share(size: u64, legs: u64, chunk: u64) -> u64 {
 }
 
 impl Plan for StripePlan {
+    fn is_plain(&self) -> bool {
+        true
+    }
+
     fn layout(&self, _: usize) -> Layout {
         Layout::Own(format!("stripe {}", self.chunk))
     }

@@ -31,6 +31,7 @@ use std::{
 use millrace_block::{PerShard, ShardSlot, clock};
 
 use super::bucket::{self, Division, Rate};
+use crate::locks::OwnLines;
 
 /// Levels over each other, a volume's own counted.
 pub(super) const LEVELS: usize = 5;
@@ -134,18 +135,13 @@ struct State {
     caps: [Cap; 6],
 }
 
-/// On lines of its own.
-#[derive(Default)]
-#[repr(align(128))]
-struct Apart<T>(T);
-
 /// See the module.
 #[derive(Default)]
 pub(super) struct Level {
     /// Changes of the caps so far.
     generation: AtomicU64,
     pub leases: PerShard<Leases>,
-    state: Apart<Mutex<State>>,
+    state: OwnLines<Mutex<State>>,
     /// Requests that this level was the first to hold back.
     held_back: PerShard<AtomicU64>,
 }

@@ -1,69 +1,27 @@
 //! Volumes that do not flush as they should: the end of the daemon, and of their time in a worker.
 
-use millrace_block::{
-    BlockCount, BlockError, Geometry, Operation, Request, Step as Begun, TaskContext, Usage, Volume as Blocks, VolumeError,
-};
-use millrace_frontends::nvme::Identity;
+use millrace_block::{BlockError, Operation, Request, Step as Begun, TaskContext, Volume as Blocks};
 
-use super::{guests::HUNG, *};
+use super::{guests::HUNG, twisted::Twist, *};
 use crate::manager::shutdown::{FlushError, Limits, flush};
 
 /// How flushes go.
-#[derive(Clone, Copy)]
 enum Flushes {
     Hang,
     Fail,
 }
 
-/// A volume with flushes of its own.
-struct Odd {
-    inner: Arc<dyn Blocks>,
-    flushes: Flushes,
-}
-
-impl Blocks for Odd {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Begun<'a> {
-        match (request.operation, self.flushes) {
-            (Operation::Flush, Flushes::Hang) => Begun::Wait(cx.scratch.place_future(std::future::pending())),
-            (Operation::Flush, Flushes::Fail) => Begun::Done(Err(BlockError::WriteFault { errno: 5 })),
-            _ => self.inner.submit(cx, request),
+impl Twist for Flushes {
+    fn submit<'a>(&'a self, below: &'a dyn Blocks, cx: TaskContext<'a>, request: Request<'a>) -> Begun<'a> {
+        match (request.operation, self) {
+            (Operation::Flush, Self::Hang) => Begun::Wait(cx.scratch.place_future(std::future::pending())),
+            (Operation::Flush, Self::Fail) => Begun::Done(Err(BlockError::WriteFault { errno: 5 })),
+            _ => below.submit(cx, request),
         }
-    }
-
-    fn scratch_bytes(&self) -> usize {
-        self.inner.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.inner.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.inner.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
     }
 }
 
 impl Rig {
-    fn make_odd(&self, name: &str, flushes: Flushes) {
-        let mut inner = self.peek();
-        let volume = inner.volumes.get_mut(name).unwrap();
-        let plain = volume.live().unwrap();
-        let (identity, inner) = (Identity { ..plain.identity }, Arc::clone(&plain.volume));
-        volume.live = Ok(Namespace::new(Arc::new(Odd { inner, flushes }), identity, true));
-    }
-
     fn note_loss(&self, name: &str) {
         self.peek().volumes[name].graph.as_ref().unwrap().switch.note_loss();
     }
@@ -91,8 +49,8 @@ fn a_volume_that_hangs_costs_the_others_nothing_at_the_end() {
     for name in ["a", "b", "c"] {
         rig.create_volume(&rig.file_volume(name, "64K")).unwrap();
     }
-    rig.make_odd("a", Flushes::Hang);
-    rig.make_odd("c", Flushes::Fail);
+    rig.twist("a", Flushes::Hang);
+    rig.twist("c", Flushes::Fail);
     rig.shutdown_within(&Limits { volumes: Duration::from_secs(5), ..Limits::USUAL });
     let records = rig.store.load().unwrap().0;
     let untold: Vec<_> = records.iter().map(|record| (record.spec.name.as_str(), record.untold)).collect();
@@ -107,7 +65,7 @@ fn a_volume_that_hangs_costs_the_others_nothing_at_the_end() {
 fn a_volume_that_is_being_formatted_is_not_flushed_at_the_end() {
     let rig = Rig::new();
     rig.create_volume(&rig.file_volume("a", "64K")).unwrap();
-    rig.make_odd("a", Flushes::Fail);
+    rig.twist("a", Flushes::Fail);
     rig.peek().formatting.insert("a".parse().unwrap());
     let soon = Duration::from_millis(100);
     rig.shutdown_within(&Limits { resizes: soon, volumes: soon, ..Limits::USUAL });
@@ -118,7 +76,7 @@ fn a_volume_that_is_being_formatted_is_not_flushed_at_the_end() {
 fn what_could_not_be_made_durable_before_a_move_is_told_after_it() {
     let (rig, other) = (Rig::new(), Rig::new());
     rig.create_volume(&rig.file_volume("v", "64K")).unwrap();
-    rig.make_odd("v", Flushes::Fail);
+    rig.twist("v", Flushes::Fail);
     let records = rig.step(&look()).unwrap();
     other.step(&Step::Receive { records: records.clone() }).unwrap();
     let refused = rig.step(&Step::release_looked(&records, LIMIT)).unwrap_err().to_string();

@@ -5,49 +5,27 @@ use std::{
     thread::JoinHandle,
 };
 
-use millrace_block::{BlockCount, Geometry, Request, Step, TaskContext, Usage, Volume as Blocks, VolumeError};
-use millrace_frontends::nvme::Identity;
+use millrace_block::{BlockCount, Volume as Blocks, VolumeError};
 
-use super::{stacks::spec, *};
+use super::{
+    stacks::spec,
+    twisted::{Twist, Twisted},
+    *,
+};
 use crate::{manager::shutdown::Limits, upgrade::UpgradeSpec, usage::UsageQuestion};
 
-/// A volume that says when it is resized, and waits until it is told to go on: not for ever, so that a test of who waits for it ends.
+/// Says when it is resized, and waits until it is told to go on: not for ever, so that a test of who waits for it ends.
 struct Slow {
-    inner: Arc<dyn Blocks>,
     begun: Sender<()>,
     go_on: Mutex<Receiver<()>>,
 }
 
-impl Blocks for Slow {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        self.inner.submit(cx, request)
-    }
-
-    fn scratch_bytes(&self) -> usize {
-        self.inner.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+impl Twist for Slow {
+    fn resize(&self, below: &dyn Blocks, blocks: BlockCount) -> Result<(), VolumeError> {
         self.begun.send(()).unwrap();
         let told = self.go_on.lock().unwrap().recv_timeout(PATIENCE);
-        told.map_err(|_| VolumeError::Unsupported { volume: self.name().to_owned(), what: "waiting any longer" })?;
-        self.inner.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.inner.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
+        told.map_err(|_| VolumeError::Unsupported { volume: below.name().to_owned(), what: "waiting any longer" })?;
+        below.resize(blocks)
     }
 }
 
@@ -55,14 +33,7 @@ impl Rig {
     /// Resizes a volume, which takes until it is told to go on.
     fn resize_slowly(&self, name: &str, to: &str) -> (Sender<()>, JoinHandle<Result<VolumeView, ControlError>>) {
         let ((begun, has_begun), (tell, go_on)) = (channel(), channel());
-        {
-            let mut inner = self.peek();
-            let volume = inner.volumes.get_mut(name).unwrap();
-            let fast = volume.live().unwrap();
-            let (identity, inner) = (Identity { ..fast.identity }, Arc::clone(&fast.volume));
-            let slow = Arc::new(Slow { inner, begun, go_on: Mutex::new(go_on) });
-            volume.live = Ok(Namespace::new(slow, identity, true));
-        }
+        self.twist(name, Slow { begun, go_on: Mutex::new(go_on) });
         (tell, self.begin_to_resize(name, to, &has_begun))
     }
 
@@ -72,7 +43,8 @@ impl Rig {
         {
             let inner = self.peek();
             let switch = &inner.volumes[name].graph.as_ref().unwrap().switch;
-            let slow: Arc<dyn Blocks> = Arc::new(Slow { inner: switch.root(), begun, go_on: Mutex::new(go_on) });
+            let slow: Arc<dyn Blocks> =
+                Arc::new(Twisted { below: switch.root(), twist: Slow { begun, go_on: Mutex::new(go_on) } });
             switch.change(&slow, PATIENCE, || Ok::<(), VolumeError>(())).unwrap();
         }
         (tell, self.begin_to_resize(name, to, &has_begun))

@@ -1,6 +1,6 @@
 //! Get Features and Set Features (Base 5.1.11, 5.1.25; NVM 4.1.3).
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use millrace_engine::{ShardContext, TaskSlot};
 use millrace_nvme_spec::{
@@ -23,7 +23,7 @@ use super::{
         io::limits,
         state::{Cell, NamespaceFeatureState},
     },
-    PATIENCE, Progress, done,
+    Progress, done,
     identify::{RAB, WCTEMP},
     monotonic_millis,
 };
@@ -63,6 +63,9 @@ fn capabilities(fid: FeatureId) -> Option<FeatureCapabilities> {
         _ => return None,
     })
 }
+
+/// How long who turns the write cache off on a card waits for commands that wait themselves: below what an admin command may take.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Controller {
     /// Feature values as after a reset.

@@ -54,7 +54,7 @@ impl Controller {
         self.check_rights(&attached, Rights::WRITE)?;
         attached.formatting.set(true);
         // Those as well that went another way before.
-        let drain = self.namespaces.other_ways(&attached).chain([Rc::clone(&attached)]).collect();
+        let drain = self.namespaces.ways(&attached).collect();
         self.admin.jobs.push(token, Work::Format { attached, format }, drain);
         Ok(Outcome::Held)
     }

@@ -27,11 +27,7 @@ mod space;
 
 pub(super) use queues::is_reachable;
 
-use std::{
-    cell::Cell,
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use std::{cell::Cell, rc::Rc, time::Instant};
 
 use millrace_engine::{ShardContext, TaskSlot};
 use millrace_memory::Access;
@@ -54,9 +50,6 @@ use super::{
     registers::Phase,
     status::Completion,
 };
-
-/// How long who turns the write cache off on a card waits for commands that wait themselves: below what an admin command may take.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the admin commands remember beside the state region.
 pub(crate) struct AdminState {

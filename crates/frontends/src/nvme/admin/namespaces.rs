@@ -1,7 +1,6 @@
 //! Namespace Management and Namespace Attachment (Base 5.1.21, 5.1.20; NVM 4.1.6).
 
 use std::{
-    rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -20,7 +19,6 @@ use millrace_nvme_spec::{
 use super::{
     super::{
         controller::{CommandToken, Controller, Outcome},
-        namespace::Attached,
         status::Completion,
     },
     Progress, done,
@@ -118,7 +116,8 @@ impl Controller {
         if nsids.iter().any(|&nsid| self.namespaces.allocation(nsid).is_some_and(|allocated| !allocated.by_guest)) {
             return Err(Status::OPERATION_DENIED);
         }
-        let drain: Vec<Rc<Attached>> = nsids.iter().filter_map(|&nsid| self.namespaces.detach(nsid)).collect();
+        let detached: Vec<_> = nsids.iter().filter_map(|&nsid| self.namespaces.detach(nsid)).collect();
+        let drain = detached.iter().flat_map(|attached| self.namespaces.ways(attached)).collect();
         self.admin.jobs.push(token, Work::Delete { nsids }, drain);
         Ok(Outcome::Held)
     }
@@ -157,7 +156,7 @@ impl Controller {
         let attached = self.namespaces.detach(nsid).ok_or(Status::NAMESPACE_NOT_ATTACHED)?;
         self.note_attached(nsid, false);
         host.attachment_changed(&self.config.name, nsid, false);
-        let drain = self.namespaces.other_ways(&attached).chain([Rc::clone(&attached)]).collect();
+        let drain = self.namespaces.ways(&attached).collect();
         self.admin.jobs.push(token, Work::Detach { nsid }, drain);
         Ok(Outcome::Held)
     }

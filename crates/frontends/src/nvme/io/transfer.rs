@@ -203,8 +203,7 @@ impl Controller {
         let all: Vec<Rc<Attached>> = self.written_to().filter(|attached| !self.erases(attached)).cloned().collect();
         let mut drained: Vec<Rc<Attached>> = Vec::new();
         if drains {
-            drained.extend(all.iter().cloned());
-            drained.extend(all.iter().flat_map(|attached| self.namespaces.other_ways(attached)));
+            drained.extend(all.iter().flat_map(|attached| self.namespaces.ways(attached)));
         }
         let sink = Rc::clone(&self.sink);
         let launched = slot.run(|cx| {

@@ -21,7 +21,7 @@ use crate::{
     legs,
     testing::{
         graph, subject,
-        waiting::{Gate, copy_and_write},
+        waiting::{Gate, copy_and_write, until},
     },
 };
 
@@ -346,9 +346,7 @@ fn a_format_waits_for_a_commit() {
     legs[SLOW].add(Rule::new(Kind::Flush, When::Always, Effect::Delay(Duration::from_millis(300))));
     let beside = cache(&graph);
     let commit = std::thread::spawn(move || beside.wait_for(|me, cx| Box::pin(async move { me.commit(cx).await })));
-    while legs[SLOW].requests(Kind::Flush) == before {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until("the commit flushes", || legs[SLOW].requests(Kind::Flush) != before);
     graph.volume().format(BlockSize::B4096).unwrap();
     commit.join().unwrap().unwrap().unwrap();
     legs[SLOW].clear();

@@ -279,6 +279,9 @@ impl Authenticated {
         } else {
             self.block_on("flush", |volume, cx| Box::pin(volume.flushes.flush_alone(cx, &*volume.leg)))
         };
+        if let Err(error) = &flushed {
+            tracing::warn!(volume = self.name, %error, "what was written last may be lost");
+        }
         if !found.is_even()
             && !read_only
             && let Err(error) = flushed.and_then(|()| self.store_header(&header, &sealer))
