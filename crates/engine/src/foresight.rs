@@ -220,12 +220,24 @@ impl Foresight {
         self.excess.push(excess);
     }
 
+    /// Whether the present pause is one that will be remembered.
+    #[inline]
+    pub(crate) fn is_resting(&self) -> bool {
+        self.stage != Stage::Settle
+    }
+
     /// Work was found when the pause was `idle` long.
     #[inline]
     pub(crate) fn work(&mut self, idle: Duration) {
-        if self.stage != Stage::Settle {
+        if self.is_resting() {
             self.learn(idle);
         }
+    }
+
+    /// When pauses end that only a guest ends, if they are alike.
+    #[cfg(test)]
+    pub(crate) fn common_for_tests(&self) -> Option<Duration> {
+        self.pauses[0].common.map(|end| end.earliest)
     }
 
     fn learn(&mut self, idle: Duration) {

@@ -216,6 +216,17 @@ impl Shard {
         &self.core
     }
 
+    /// A pass that finds work when it has rested for so long, as its loop makes it; how long pauses are that it has learnt.
+    #[cfg(test)]
+    pub(crate) fn work_after_for_tests(&mut self, pause: Duration) -> Option<Duration> {
+        self.look_at_clock();
+        self.last_work = self.core.now.get().checked_sub(pause).expect("the machine runs for longer");
+        self.foresight.rest(pause, Duration::ZERO, false);
+        assert!(self.pass(false) > 0, "there is work");
+        self.worked();
+        self.foresight.common_for_tests()
+    }
+
     /// What its loop does when it has found nothing for a while.
     #[cfg(test)]
     pub(crate) fn rest_for_tests(&mut self) {
@@ -313,8 +324,13 @@ impl Shard {
         let turns = &self.core.counters.turns;
         turns.set(turns.get() + 1);
         let on_time = look || self.due || self.clock.passes >= PASSES_PER_LOOK;
-        if look || self.clock.passes >= PASSES_PER_LOOK {
-            self.look_at_clock(false);
+        if on_time {
+            let unseen = self.clock.worked > 0;
+            self.look_at_clock();
+            if unseen {
+                // What passes that were not looked at have taken is no part of a pause.
+                self.last_work = self.core.now.get();
+            }
         }
         self.clock.passes += 1;
         stages::enter(Stage::Other);
@@ -351,17 +367,18 @@ impl Shard {
                 self.devices.cool(&self.core, now);
             }
         }
-        if work > 0 {
-            self.look_at_clock(true);
+        // Where a pause ends, it is to be known when.
+        if work > 0 && (self.clock.work(work) || look || self.foresight.is_resting()) {
+            self.look_at_clock();
         }
         work
     }
 
-    /// Takes the time, and books the time since the last look. `worked`: the pass that ends now found work.
-    fn look_at_clock(&mut self, worked: bool) {
+    /// Takes the time, and books the time since the last look.
+    fn look_at_clock(&mut self) {
         let now = Instant::now();
         let past = now.duration_since(self.core.now.replace(now)).as_nanos() as u64;
-        let (busy, idle) = self.clock.book(past, worked);
+        let (busy, idle) = self.clock.book(past);
         let counters = &self.core.counters;
         counters.busy_ns.set(counters.busy_ns.get() + busy);
         counters.idle_ns.set(counters.idle_ns.get() + idle);
@@ -477,7 +494,7 @@ impl Shard {
         }
         self.devices.disarm(&core);
         let events = self.dispatch();
-        self.look_at_clock(false);
+        self.look_at_clock();
         // Only who has slept has heard what there was: a device that is busy keeps the shard from it, and may do nothing all the same.
         if slept {
             (self.last_look, self.due) = (core.now.get(), false);

@@ -9,6 +9,11 @@ use std::{
 
 use crate::stages::{self, Stage, StageTime, StageTimes};
 
+/// What a pass does at most to be one that did little.
+const LITTLE: usize = 2;
+/// As many of those follow each other without a look at the clock, which costs as much as a request at a guest's pace.
+const UNSEEN: u32 = 4;
+
 /// The shard's own counters.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -24,16 +29,25 @@ pub(crate) struct Counters {
 pub(crate) struct Clock {
     /// Passes begun since the last look.
     pub(crate) passes: u32,
+    /// Passes since then that found work.
+    pub(crate) worked: u32,
     /// What a pass without work took last, in nanoseconds.
     idle_pass: u64,
 }
 
 impl Clock {
-    /// Divides the time since the last look: busy, idle. Only the last of the passes may have worked.
-    pub(crate) fn book(&mut self, past: u64, worked: bool) -> (u64, u64) {
-        let passes = u64::from(std::mem::take(&mut self.passes));
-        if worked {
-            let idle = past.min(self.idle_pass * passes.saturating_sub(1));
+    /// The pass that ends now found work. Whether the clock is to be looked at: after one that did little, there soon is another reason to.
+    #[inline]
+    pub(crate) fn work(&mut self, work: usize) -> bool {
+        self.worked += 1;
+        work > LITTLE || self.worked >= UNSEEN
+    }
+
+    /// Divides the time since the last look: busy, idle.
+    pub(crate) fn book(&mut self, past: u64) -> (u64, u64) {
+        let [passes, worked] = [&mut self.passes, &mut self.worked].map(|count| u64::from(std::mem::take(count)));
+        if worked > 0 {
+            let idle = past.min(self.idle_pass * passes.saturating_sub(worked));
             return (past - idle, idle);
         }
         if passes > 1 {
@@ -133,5 +147,24 @@ impl StatsSnapshot {
         let busy = self.busy.saturating_sub(earlier.busy).as_nanos();
         let idle = self.idle.saturating_sub(earlier.idle).as_nanos();
         u32::try_from((busy * 1000).checked_div(busy + idle).unwrap_or(0)).unwrap_or(1000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_belongs_to_the_passes_that_took_it() {
+        let mut clock = Clock { passes: 16, ..Clock::default() };
+        assert_eq!(clock.book(1600), (0, 1600), "100 ns each");
+        clock.passes = 10;
+        assert!(!clock.work(1) && !clock.work(LITTLE), "the next reason to look is near");
+        assert_eq!(clock.book(3000), (2200, 800), "two of ten worked");
+        clock.passes = 1;
+        assert!(clock.work(LITTLE + 1), "one that did much is looked at");
+        assert_eq!(clock.book(700), (700, 0));
+        assert_eq!(clock.book(5000), (0, 5000), "a sleep");
+        assert_eq!((1..=UNSEEN).filter(|_| clock.work(1)).count(), 1, "only the last of some");
     }
 }

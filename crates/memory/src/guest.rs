@@ -1,12 +1,6 @@
 //! The table of a guest's memory regions and the checked way from guest addresses to [`Segment`]s.
 
-use std::{
-    cell::Cell,
-    io,
-    ops::Range,
-    os::fd::{AsFd, OwnedFd},
-    sync::Arc,
-};
+use std::{cell::Cell, io, ops::Range, os::fd::BorrowedFd, sync::Arc};
 
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -228,13 +222,13 @@ impl GuestMemory {
     }
 
     /// Makes `size` bytes at `addr` reachable. With `backing`, the file's bytes from its offset on are mapped; without, the
-    /// range is known but every access answers [`AccessError::NoDescriptor`].
+    /// range is known but every access answers [`AccessError::NoDescriptor`]. The mapping has the file: the descriptor is needed no more.
     pub fn map(
         &mut self,
         addr: GuestAddress,
         size: u64,
         protection: Protection,
-        backing: Option<(OwnedFd, u64)>,
+        backing: Option<(BorrowedFd<'_>, u64)>,
     ) -> Result<(), MapError> {
         if !size.is_multiple_of(PAGE_SIZE) {
             return Err(MapError::BadRange { addr: addr.0, size });
@@ -250,7 +244,7 @@ impl GuestMemory {
         addr: GuestAddress,
         size: u64,
         protection: Protection,
-        (fd, offset): (OwnedFd, u64),
+        (fd, offset): (BorrowedFd<'_>, u64),
     ) -> Result<u64, MapError> {
         let bad = MapError::BadRange { addr: addr.0, size };
         let whole = size.checked_next_multiple_of(PAGE_SIZE).ok_or(bad)?;
@@ -305,7 +299,7 @@ impl GuestMemory {
         addr: GuestAddress,
         size: u64,
         protection: Protection,
-        backing: Option<(OwnedFd, u64)>,
+        backing: Option<(BorrowedFd<'_>, u64)>,
         in_file: u64,
     ) -> Result<(), MapError> {
         let at = self.place(addr, size)?;
@@ -315,7 +309,7 @@ impl GuestMemory {
                 addr,
                 in_file,
                 protection.write,
-                &fd,
+                fd,
                 offset,
             )?),
             None => None,
@@ -531,7 +525,7 @@ pub(crate) fn map_file(
     addr: GuestAddress,
     size: u64,
     writable: bool,
-    fd: &OwnedFd,
+    fd: BorrowedFd<'_>,
     offset: u64,
 ) -> Result<Backing, MapError> {
     let bad = || MapError::BadRange { addr: addr.0, size };
@@ -551,13 +545,13 @@ pub(crate) fn map_file(
     let skip = offset % page;
     let len = skip.checked_add(size).and_then(|len| len.checked_next_multiple_of(page));
     let len = len.and_then(|len| usize::try_from(len).ok()).ok_or_else(bad)?;
-    let mapping = Mapping::shared(fd.as_fd(), offset - skip, len, writable).map_err(kernel)?;
+    let mapping = Mapping::shared(fd, offset - skip, len, writable).map_err(kernel)?;
     let mapping = guard(mapping).map_err(kernel)?;
     Ok(Backing { mapping: Arc::new(mapping), skip: skip as usize })
 }
 
 /// Granularity of a memory file's mappings in bytes: the size of its huge pages, if it has them.
-fn page_size(fd: &OwnedFd) -> io::Result<u64> {
+fn page_size(fd: BorrowedFd<'_>) -> io::Result<u64> {
     let system = rustix::fs::fstatfs(fd)?;
     // The type's width differs between architectures.
     #[allow(clippy::unnecessary_cast)]

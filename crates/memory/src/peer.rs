@@ -36,7 +36,7 @@ impl PeerBytes {
         let poison = guard::Poison::new();
         // Hidden, for it comes and goes on shards.
         let guard = |mapping| GuardedMapping::hidden(mapping, &poison);
-        let backing = guest::map_file(guard, guest::GuestAddress(offset), len, true, fd, offset)?;
+        let backing = guest::map_file(guard, guest::GuestAddress(offset), len, true, fd.as_fd(), offset)?;
         Ok(Self { backing, len: size, poison })
     }
 

@@ -17,7 +17,7 @@ use std::{
 use millrace_block::{ByteOffset, IoOperation};
 use millrace_memory::BounceBuffer;
 
-use super::{Gadget, config, sleepy, waits};
+use super::{Gadget, config, shard, sleepy, waits};
 use crate::{Engine, EngineError, Launch, Outcome, Polling, Readiness, Shard, ShardConfig, ShardHandle, reaper, remote};
 
 /// The longest wait before a hang is called one.
@@ -545,4 +545,13 @@ fn load_is_visible() {
     asleep(&shard);
     assert_eq!(shard.stats().devices, 0);
     engine.stop().unwrap();
+}
+
+#[test]
+fn a_pause_that_is_met_awake_is_as_long_as_it_was() {
+    let mut shard = shard();
+    shard.add_device(Box::new(Gadget { poll: Box::new(|_| 1), ..Gadget::default() }));
+    let pause = Duration::from_millis(100);
+    let learnt = (0..16).map(|_| shard.work_after_for_tests(pause)).last().flatten();
+    assert!(learnt.is_some_and(|learnt| learnt >= pause), "{learnt:?}");
 }

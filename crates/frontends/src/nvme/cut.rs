@@ -590,8 +590,7 @@ fn take_over(copy: &Copy, guest: &mut FakeGuest) -> After {
     let mut controller = Controller::over(test_config(), host, restored(&copy.state), restored(&copy.doorbells), records);
     let all = Protection { read: true, write: true };
     for (base, size, file) in [(MEMORY_BASE, MEMORY_SIZE, &memory), (0, PAGE, &lowest)] {
-        let fd = file.try_clone().unwrap().into();
-        controller.memory.map(GuestAddress(base), size, all, Some((fd, 0))).unwrap();
+        controller.memory.map(GuestAddress(base), size, all, Some((file.as_fd(), 0))).unwrap();
     }
     controller.resume();
     attach_tagged(&mut controller, &tagged);

@@ -10,7 +10,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     fs::File,
-    os::unix::fs::FileExt,
+    os::{fd::AsFd, unix::fs::FileExt},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -87,9 +87,9 @@ impl FakeGuest {
         memory.set_len(MEMORY_SIZE).expect("room for the guest");
         let host = Arc::new(TestHost::default());
         let mut controller = Controller::new(config, Arc::clone(&host) as Arc<dyn Host>).expect("a controller");
-        let fd = memory.try_clone().expect("a descriptor").into();
         let all = Protection { read: true, write: true };
-        controller.memory.map(GuestAddress(MEMORY_BASE), MEMORY_SIZE, all, Some((fd, 0))).expect("memory is mapped");
+        let backing = Some((memory.as_fd(), 0));
+        controller.memory.map(GuestAddress(MEMORY_BASE), MEMORY_SIZE, all, backing).expect("memory is mapped");
         let shard = Shard::new(&ShardConfig { tasks: 64, ..ShardConfig::new(0, None) }).expect("a shard");
         Self { controller, shard, host, memory, queues: BTreeMap::new(), next_page: MEMORY_BASE }
     }
@@ -107,9 +107,8 @@ impl FakeGuest {
     pub(crate) fn map_on_card(&mut self, address: u64, size: u64, offset: u64) {
         let Controller { memory, port, .. } = &mut self.controller;
         if memory.lend(GuestAddress(address), size).is_none() {
-            let fd = self.memory.try_clone().expect("a descriptor").into();
             let all = Protection { read: true, write: true };
-            memory.map(GuestAddress(address), size, all, Some((fd, offset))).expect("memory is mapped");
+            memory.map(GuestAddress(address), size, all, Some((self.memory.as_fd(), offset))).expect("memory is mapped");
         }
         port.as_mut().expect("a guest on a card").map(memory, address, size).expect("memory is mapped");
     }

@@ -440,8 +440,9 @@ impl Client {
             }
             let (address, size) = (region.address.get(), region.size.get());
             let protection = Protection { read: flags & READ != 0, write: flags & WRITE != 0 };
-            let backing = match files.remove(&slot) {
-                Some(held) => Some((held.fd, region.offset.get())),
+            let file = files.remove(&slot);
+            let backing = match &file {
+                Some(held) => Some((held.fd.as_fd(), region.offset.get())),
                 None if flags & FILE == 0 => None,
                 None => return Err(MapError::Missing { addr: address, size }),
             };

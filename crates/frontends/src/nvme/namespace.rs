@@ -183,6 +183,13 @@ impl Namespace {
         self.registrations_ended(ended, host);
     }
 
+    /// As [`Self::forget_controller`], of all controllers that do not have the namespace: they may have gone while nobody had its volume open, and
+    /// their identifiers be those of others by now.
+    pub fn forget_other_controllers(self: &Arc<Self>, has: impl Fn(u16) -> bool, host: &dyn Host) {
+        let ended = self.reservations().end_others(has);
+        self.registrations_ended(ended, host);
+    }
+
     /// Tells of registrations that have ended by nobody's command, if any have.
     pub(crate) fn registrations_ended(self: &Arc<Self>, ended: Option<Notices>, host: &dyn Host) {
         let Some(notices) = ended else { return };

@@ -167,6 +167,12 @@ impl Reservations {
         self.end(|r| r.host.controller == controller)
     }
 
+    /// Only those controllers are there that `is_there` says are: so what was registered by hosts that were others goes, those without an
+    /// identifier. `None`: nothing was.
+    pub(crate) fn end_others(&mut self, is_there: impl Fn(u16) -> bool) -> Option<Notices> {
+        self.end(|r| r.host.controller != 0 && !is_there(r.cntlid))
+    }
+
     fn end(&mut self, goes: impl Fn(&Registrant) -> bool) -> Option<Notices> {
         let hosts: Vec<HostKey> = self.registrants.iter().filter(|r| goes(r)).map(|r| r.host).collect();
         if hosts.is_empty() {

@@ -36,6 +36,8 @@ const MESSAGES: usize = 32;
 /// How soon output that a front end does not take is tried again, and accepting after an error of the system.
 const RETRY: Duration = Duration::from_millis(1);
 const RETRY_ACCEPT: Duration = Duration::from_millis(200);
+/// How soon what a front end that is gone had asked for is called off again: a long request's next piece may have to wait as well.
+const CALL_OFF: Duration = Duration::from_millis(50);
 
 const LISTENER: u32 = 0;
 const CLIENT: u32 = 1;
@@ -155,6 +157,8 @@ pub struct VirtioBlkDevice {
     accept_again: Option<Instant>,
     /// When a client's socket is looked at again that is not to be watched.
     try_again: Option<Instant>,
+    /// When requests that a front end has left are called off again.
+    call_off_again: Option<Instant>,
     log: LogLimit,
 }
 
@@ -181,6 +185,7 @@ impl VirtioBlkDevice {
             hold,
             try_again: None,
             accept_again: None,
+            call_off_again: None,
             log: LogLimit::default(),
         })
     }
@@ -413,12 +418,17 @@ impl VirtioBlkDevice {
         (0..self.disk.queues.len()).for_each(|queue| unwatch(cx, queue));
         self.disk.paused = true;
         self.link = Link::Draining;
+        self.call_off_again = None;
         self.go_on_draining(cx);
     }
 
     fn go_on_draining(&mut self, cx: &mut ShardContext<'_>) {
         if !self.disk.is_quiet() {
-            self.disk.call_off(cx.asker());
+            // Not in every turn: that looks at everybody who waits on this shard.
+            if self.call_off_again.is_none_or(|at| cx.now() >= at) {
+                self.disk.call_off(cx.asker());
+                self.call_off_again = Some(cx.now() + CALL_OFF);
+            }
             return;
         }
         self.disk.forget_front_end();
@@ -487,7 +497,8 @@ impl VirtioBlkDevice {
     fn alarm(&self) -> Option<Instant> {
         let stuck = matches!(&self.link, Link::Connected(client) if client.session.is_stuck());
         let retry = stuck.then(|| Instant::now() + RETRY);
-        [retry, self.accept_again].into_iter().flatten().min()
+        let call_off = self.call_off_again.filter(|_| matches!(self.link, Link::Draining));
+        [retry, self.accept_again, call_off].into_iter().flatten().min()
     }
 
     fn is_busy(&self) -> bool {

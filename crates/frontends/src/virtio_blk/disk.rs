@@ -17,7 +17,7 @@ use super::{
     modes::WriteModes,
     queue::Queue,
     request::{Attached, Finished, RequestError, Sink},
-    ring::{AHEAD, Buffers, Done, Plain, Ring, RingError},
+    ring::{AHEAD, Buffers, Done, FEW, Plain, Ring, RingError},
 };
 use crate::eventfd::HasBlocked;
 
@@ -127,23 +127,21 @@ impl Core {
         let mut geometry = None;
         // Before anything is given back, everything is settled: at the end of this.
         let mut unsettled: Option<Unsettled> = None;
-        while *taken < most && (!queue.stopping || ring.has_left_over()) {
+        while *taken < most && (!queue.stopping || ring.has_left_over()) && ring.has_more().map_err(of_ring)? {
             // Where what changes is logged, every request goes the long way.
             let room = if self.buffers.keep_ranges { 0 } else { AHEAD.min(most - *taken) };
             let found = ring.look_ahead(&self.memory, &mut self.ahead, room).map_err(of_ring)?;
             if self.trace.is_on() && !ring.has_left_over() {
                 // After what was looked at, so that it counts; what comes later is seen, and taken, the next time.
-                let pending = ring.pending().map_err(of_ring)?;
-                // An idle queue is looked at again and again, and tells nothing.
-                if pending == 0 {
-                    return Ok(());
-                }
-                self.trace.seen(number, pending);
+                self.trace.seen(number, ring.pending().map_err(of_ring)?);
             }
             let mut done = 0;
             if found > 1 {
                 let geometry = geometry.get_or_insert_with(|| self.begin(&mut unsettled));
                 done = self.do_together(geometry);
+            } else if found == 1 {
+                // By itself it settles by itself.
+                done = usize::from(self.do_alone(geometry.get_or_insert_with(|| self.geometry())));
             }
             for at in 0..done {
                 let Some((head, Some(plain))) = self.ahead.get(at).copied() else { break };
@@ -171,6 +169,10 @@ impl Core {
                     None => queue.waiting += 1,
                 }
                 slot = free;
+            }
+            // Who has few requests under way waits for these: whether more have come is seen when they are answered.
+            if (1..=usize::from(FEW)).contains(&found) && ring.is_drained() {
+                break;
             }
         }
         Ok(())

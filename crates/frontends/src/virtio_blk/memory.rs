@@ -1,5 +1,7 @@
 //! The guest's memory as a vhost-user front end announces it: guest addresses for data, addresses of its own process for queues.
 
+use std::os::fd::AsFd;
+
 use millrace_engine::closer::Received;
 use millrace_memory::{GuestAddress, GuestMemory, MapError, PAGE_SIZE, Protection};
 
@@ -47,14 +49,7 @@ impl MemoryTable {
         if let Some(other) = self.regions.iter().find(overlaps) {
             return Err(MapError::Overlap { addr: other.user, size: other.size });
         }
-        let (addr, size) = (region.guest, region.size);
-        // Only memory files have seals, and closing them waits for nobody.
-        if rustix::fs::fcntl_get_seals(&*fd).is_err() {
-            return Err(MapError::NotMemory { addr, size });
-        }
-        // With the last descriptor of a file that is refused all of its memory goes: that is not to be this one.
-        let file = fd.try_clone().map_err(|source| MapError::Kernel { addr, size, source })?;
-        self.guest.map_to_page_end(GuestAddress(region.guest), region.size, ALL, (file, region.offset))?;
+        self.guest.map_to_page_end(GuestAddress(region.guest), region.size, ALL, (fd.as_fd(), region.offset))?;
         // The mapping has the file: this is not its end, and need not wait behind what others have handed in.
         drop(fd.into_known());
         self.regions.push(region);

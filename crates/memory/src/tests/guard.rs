@@ -21,7 +21,7 @@ const SIZE: u64 = PAGES * 4096;
 fn guest(fill: u8) -> (GuestMemory, OwnedFd) {
     let file = memory_file(&[fill; SIZE as usize]);
     let mut memory = GuestMemory::new();
-    memory.map(GuestAddress(0), SIZE, ALL, Some((file.try_clone().unwrap(), 0))).unwrap();
+    memory.map(GuestAddress(0), SIZE, ALL, Some((file.as_fd(), 0))).unwrap();
     (memory, file)
 }
 
@@ -121,7 +121,7 @@ fn guarded_mappings_may_come_and_go_for_ever() {
     let file = memory_file(&[0; 4096]);
     let mut memory = GuestMemory::new();
     for _ in 0..140_000 {
-        memory.map(GuestAddress(0), 4096, ALL, Some((file.try_clone().unwrap(), 0))).unwrap();
+        memory.map(GuestAddress(0), 4096, ALL, Some((file.as_fd(), 0))).unwrap();
         memory.unmap(GuestAddress(0), 4096).unwrap();
         // SAFETY: no segment was made.
         drop(unsafe { memory.reclaim() });

@@ -14,7 +14,7 @@ const ALL: Protection = Protection { read: true, write: true };
 fn bad_maps_are_refused() {
     let file = memory_file(&[0; 8192]);
     let mut memory = GuestMemory::new();
-    let backing = |offset| Some((file.try_clone().unwrap(), offset));
+    let backing = |offset| Some((file.as_fd(), offset));
     for (addr, size) in [(0, 0), (1, 4096), (4096, 4095), (4096, u64::MAX), (u64::MAX - 4095, 8192), (0, u64::MAX)] {
         let result = memory.map(GuestAddress(addr), size, ALL, backing(0));
         assert!(matches!(result, Err(MapError::BadRange { .. })), "{addr:#x}+{size:#x}: {result:?}");
@@ -27,14 +27,14 @@ fn bad_maps_are_refused() {
     assert!(matches!(result, Err(MapError::BadRange { .. })), "an offset within a page: {result:?}");
     let open = |path: &str| rustix::fs::open(path, rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
     for path in ["/proc/self/exe", "/dev/zero", "/"] {
-        let result = memory.map(GuestAddress(0), 4096, ALL, Some((open(path), 0)));
+        let result = memory.map(GuestAddress(0), 4096, ALL, Some((open(path).as_fd(), 0)));
         assert!(matches!(result, Err(MapError::NotMemory { .. })), "{path}: {result:?}");
     }
     let read_only = open(&format!("/proc/self/fd/{}", file.as_raw_fd()));
-    let result = memory.map(GuestAddress(0), 4096, ALL, Some((read_only.try_clone().unwrap(), 0)));
+    let result = memory.map(GuestAddress(0), 4096, ALL, Some((read_only.as_fd(), 0)));
     assert!(matches!(result, Err(MapError::Kernel { .. })), "a file that may only be read: {result:?}");
     let readable = Protection { read: true, write: false };
-    memory.map(GuestAddress(0), 4096, readable, Some((read_only, 0))).unwrap();
+    memory.map(GuestAddress(0), 4096, readable, Some((read_only.as_fd(), 0))).unwrap();
     assert_eq!(memory.read_value::<[u8; 4]>(GuestAddress(0)), Ok([0; 4]));
     assert_eq!(memory.write_value(GuestAddress(0), &0_u8), Err(AccessError::Denied(0)));
     assert_eq!(memory.regions().count(), 1);
@@ -44,7 +44,7 @@ fn bad_maps_are_refused() {
 fn the_last_page_of_the_address_space_is_like_any_other() {
     let mut memory = GuestMemory::new();
     let last = GuestAddress(u64::MAX - 4095);
-    memory.map(last, 4096, ALL, Some((memory_file(&[7; 4096]), 0))).unwrap();
+    memory.map(last, 4096, ALL, Some((memory_file(&[7; 4096]).as_fd(), 0))).unwrap();
     assert_eq!(memory.read_value::<[u8; 4]>(GuestAddress(u64::MAX - 3)), Ok([7; 4]));
     assert!(memory.read(GuestAddress(u64::MAX - 3), &mut [0; 5]).is_err());
     let again = memory.map(GuestAddress(last.0 - 4096), 8192, ALL, None);
@@ -76,7 +76,7 @@ fn a_table_for_several_devices_has_the_room_that_it_was_made_with() {
 #[test]
 fn a_region_that_was_lent_stays_until_both_have_let_go() {
     let (mut lender, mut other) = (GuestMemory::new(), GuestMemory::new());
-    lender.map(GuestAddress(0x10000), 0x4000, ALL, Some((memory_file(&[7; 0x4000]), 0))).unwrap();
+    lender.map(GuestAddress(0x10000), 0x4000, ALL, Some((memory_file(&[7; 0x4000]).as_fd(), 0))).unwrap();
     lender.map(GuestAddress(0x20000), 4096, ALL, None).unwrap();
     for (addr, size) in [(0xf000, 4096), (0x10000, 0x5000), (0x13000, 0x2000), (0x20000, 4096), (0x11000, u64::MAX)] {
         assert!(lender.lend(GuestAddress(addr), size).is_none(), "{addr:#x}+{size:#x}");
@@ -103,7 +103,7 @@ fn a_region_that_was_lent_stays_until_both_have_let_go() {
 fn what_was_lent_and_is_taken_away_is_the_lenders_loss() {
     let (mut lender, mut other) = (GuestMemory::new(), GuestMemory::new());
     let file = memory_file(&[7; 4096]);
-    lender.map(GuestAddress(0), 4096, ALL, Some((file.try_clone().unwrap(), 0))).unwrap();
+    lender.map(GuestAddress(0), 4096, ALL, Some((file.as_fd(), 0))).unwrap();
     other.map_lent(GuestAddress(0x5000), &lender.lend(GuestAddress(0), 4096).unwrap()).unwrap();
     rustix::fs::ftruncate(&file, 0).unwrap();
     assert_eq!(other.read_value::<[u8; 4]>(GuestAddress(0x5000)), Ok([0; 4]));
@@ -118,7 +118,7 @@ fn parts_of_huge_pages_are_mapped_and_unmapped() {
     let file = rustix::fs::memfd_create("test", flags).unwrap();
     rustix::fs::ftruncate(&file, 2 * HUGE).unwrap();
     let mut memory = GuestMemory::new();
-    let backing = |offset| Some((file.try_clone().unwrap(), offset));
+    let backing = |offset| Some((file.as_fd(), offset));
     if matches!(memory.map(GuestAddress(0), 0xa_0000, ALL, backing(0)), Err(MapError::Kernel { .. })) {
         eprintln!("not tested: this system has no huge pages free");
         return;
@@ -147,7 +147,7 @@ fn parts_of_huge_pages_are_mapped_and_unmapped() {
 fn unmapping_cuts_no_region_and_pages_go_at_reclaim() {
     let file = memory_file(&[7; 16384]);
     let mut memory = GuestMemory::new();
-    memory.map(GuestAddress(4096), 16384, ALL, Some((file, 0))).unwrap();
+    memory.map(GuestAddress(4096), 16384, ALL, Some((file.as_fd(), 0))).unwrap();
     for (addr, size) in [(4096, 4096), (8192, 4096), (8192, 12288), (8192, 1 << 20), (0, 16384)] {
         let result = memory.unmap(GuestAddress(addr), size);
         assert!(matches!(result, Err(MapError::Cut { .. })), "{addr:#x}+{size:#x}: {result:?}");
@@ -179,7 +179,7 @@ fn a_range_is_unmapped_with_all_its_regions() {
     let file = memory_file(&[7; 4096]);
     // Two neighbours, a hole, one more without a file, and two outside.
     for page in [0, 2, 3, 5, 7] {
-        let backing = (page != 5).then(|| (file.try_clone().unwrap(), 0));
+        let backing = (page != 5).then(|| (file.as_fd(), 0));
         memory.map(GuestAddress(page * 4096), 4096, ALL, backing).unwrap();
     }
     assert!(memory.has_regions(GuestAddress(4096), 6 * 4096).unwrap());
@@ -198,15 +198,15 @@ fn a_range_is_unmapped_with_all_its_regions() {
 fn a_region_may_end_within_a_page_when_its_peer_may_say_so() {
     const SIZE: u64 = 4096 + 0x310;
     let mut memory = GuestMemory::new();
-    let exact = memory.map(GuestAddress(0), SIZE, ALL, Some((memory_file(&[7; SIZE as usize]), 0)));
+    let exact = memory.map(GuestAddress(0), SIZE, ALL, Some((memory_file(&[7; SIZE as usize]).as_fd(), 0)));
     assert!(matches!(exact, Err(MapError::BadRange { .. })), "{exact:?}");
-    let short = memory.map_to_page_end(GuestAddress(0), SIZE, ALL, (memory_file(&[7; SIZE as usize - 1]), 0));
+    let short = memory.map_to_page_end(GuestAddress(0), SIZE, ALL, (memory_file(&[7; SIZE as usize - 1]).as_fd(), 0));
     assert!(matches!(short, Err(MapError::ShortFile { .. })), "{short:?}");
     for wrong in [0, u64::MAX - 100] {
-        let result = memory.map_to_page_end(GuestAddress(0), wrong, ALL, (memory_file(&[7; 4096]), 0));
+        let result = memory.map_to_page_end(GuestAddress(0), wrong, ALL, (memory_file(&[7; 4096]).as_fd(), 0));
         assert!(matches!(result, Err(MapError::BadRange { .. })), "{wrong}: {result:?}");
     }
-    let whole = memory.map_to_page_end(GuestAddress(0), SIZE, ALL, (memory_file(&[7; SIZE as usize]), 0)).unwrap();
+    let whole = memory.map_to_page_end(GuestAddress(0), SIZE, ALL, (memory_file(&[7; SIZE as usize]).as_fd(), 0)).unwrap();
     assert_eq!(whole, 8192);
     assert_eq!(memory.read_value::<[u8; 2]>(GuestAddress(SIZE - 1)), Ok([7, 0]), "the file's last page");
     assert!(memory.read_value::<[u8; 2]>(GuestAddress(whole - 1)).is_err());
@@ -219,7 +219,7 @@ fn a_region_may_end_within_a_page_when_its_peer_may_say_so() {
 fn writes_over_an_edge_change_nothing() {
     let file = memory_file(&[1; 4096]);
     let mut memory = GuestMemory::new();
-    memory.map(GuestAddress(0), 4096, ALL, Some((file, 0))).unwrap();
+    memory.map(GuestAddress(0), 4096, ALL, Some((file.as_fd(), 0))).unwrap();
     assert!(memory.write(GuestAddress(4000), &[2; 97]).is_err());
     assert_eq!(memory.read_value::<[u8; 96]>(GuestAddress(4000)), Ok([1; 96]));
     assert!(memory.write(GuestAddress(4000), &[2; 96]).is_ok());
@@ -299,8 +299,8 @@ impl Model {
         // The region begins at the file's second page.
         let content: Vec<u8> = (0..size).map(|i| (i % 251) as u8 ^ self.made).collect();
         let file = backed.then(|| memory_file(&[vec![0xee; 4096], content.clone()].concat()));
-        let result =
-            memory.map(GuestAddress(start), size, protection, file.as_ref().map(|f| (f.try_clone().unwrap(), PAGE_SIZE)));
+        let backing = file.as_ref().map(|file| (file.as_fd(), PAGE_SIZE));
+        let result = memory.map(GuestAddress(start), size, protection, backing);
         let last = start.checked_add(size - 1);
         let overlaps =
             self.regions.iter().any(|r| start <= r.start + (r.size - 1) && last.is_none_or(|last| r.start <= last));
@@ -428,7 +428,7 @@ fn what_is_translated_for_writing_is_logged_while_there_is_a_log() {
     let file = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 16 << 20).unwrap();
     let mut memory = GuestMemory::new();
-    memory.map(GuestAddress(BASE), 16 << 20, ALL, Some((file, 0))).unwrap();
+    memory.map(GuestAddress(BASE), 16 << 20, ALL, Some((file.as_fd(), 0))).unwrap();
     let write = |memory: &GuestMemory, page: u64, len: u64| {
         memory.translate(GuestAddress(BASE + page * 4096 + 8), len, Access::Write).unwrap();
     };

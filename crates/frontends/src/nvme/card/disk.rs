@@ -14,6 +14,7 @@ use std::{
     collections::HashMap,
     fs::File,
     io,
+    os::fd::AsFd,
     sync::{Arc, atomic::Ordering},
 };
 
@@ -85,7 +86,7 @@ impl Disk {
         let all = Protection { read: true, write: true };
         // As many as each guest may have, and the window.
         controller.memory = GuestMemory::with_room(usize::from(shape.functions) * MAX_REGIONS + 1);
-        let mapped = controller.memory.map(GuestAddress(0), WINDOW + 8192, all, Some((window.into(), 0)));
+        let mapped = controller.memory.map(GuestAddress(0), WINDOW + 8192, all, Some((window.as_fd(), 0)));
         mapped.map_err(io::Error::other)?;
         let pairs = vec![Pair { phase: true, ..Pair::default() }; shape.cores.into()];
         let mut disk =

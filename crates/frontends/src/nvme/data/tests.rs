@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    os::unix::fs::FileExt,
+    os::{fd::AsFd, unix::fs::FileExt},
     rc::Rc,
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -39,8 +39,7 @@ impl Guest {
             let file = File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd"));
             let bytes: Vec<u8> = (start..start + HALF).step_by(8).flat_map(|addr| word(addr).to_le_bytes()).collect();
             file.write_all_at(&bytes, 0).expect("room");
-            let fd = file.try_clone().expect("a descriptor").into();
-            memory.map(GuestAddress(start), HALF, both, Some((fd, 0))).expect("it is mapped");
+            memory.map(GuestAddress(start), HALF, both, Some((file.as_fd(), 0))).expect("it is mapped");
             file
         });
         Self { memory, files }
@@ -383,9 +382,9 @@ fn wrong_sgls_have_their_statuses() {
 #[test]
 fn memory_that_may_not_be_written_takes_no_data() {
     let mut guest = Guest::new();
-    let file = guest.files[0].try_clone().expect("a descriptor").into();
     let read_only = Protection { read: true, write: false };
-    guest.memory.map(GuestAddress(END), 4096, read_only, Some((file, 0))).expect("it is mapped");
+    let file = Some((guest.files[0].as_fd(), 0));
+    guest.memory.map(GuestAddress(END), 4096, read_only, file).expect("it is mapped");
     guest.memory.map(GuestAddress(END + 4096), 4096, Protection { read: true, write: true }, None).expect("it is known");
     let mut segments = Vec::new();
     let mut to_guest = |addr| resolve(&guest.memory, 4096, &prp_command(addr, 0), 512, Access::Write, &mut segments);

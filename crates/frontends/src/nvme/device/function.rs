@@ -1,7 +1,7 @@
 //! The PCI function as vfio-user clients see it: regions, interrupts, memory, reset.
 
 use std::{
-    os::fd::{AsFd, OwnedFd},
+    os::fd::AsFd,
     time::{Duration, Instant},
 };
 
@@ -106,19 +106,6 @@ fn errno_of(error: &MapError) -> Errno {
     }
 }
 
-/// What a region's memory is mapped from.
-fn backing(map: &DmaMap) -> Result<Option<(OwnedFd, u64)>, MapError> {
-    let Some(fd) = map.fd.as_deref() else { return Ok(None) };
-    let (addr, size) = (map.address, map.size);
-    // Before there is a copy, which ends here: only memory files have seals, and closing a copy of theirs waits for nobody.
-    if rustix::fs::fcntl_get_seals(fd).is_err() {
-        return Err(MapError::NotMemory { addr, size });
-    }
-    // With the last descriptor of a file that is refused all of its memory goes: that is not to be this one.
-    let fd = fd.try_clone().map_err(|source| MapError::Kernel { addr, size, source })?;
-    Ok(Some((fd, map.offset)))
-}
-
 /// The controller during one call of the connection.
 pub(super) struct Function<'a> {
     pub(super) controller: &'a mut Controller,
@@ -213,8 +200,8 @@ impl Device for Function<'_> {
             return Ok(());
         }
         let memory = &mut self.controller.memory;
-        let mut mapped =
-            backing(&map).and_then(|backing| memory.map(GuestAddress(map.address), map.size, protection, backing));
+        let backing = map.fd.as_deref().map(|fd| (fd.as_fd(), map.offset));
+        let mut mapped = memory.map(GuestAddress(map.address), map.size, protection, backing);
         if let Some(port) = self.controller.port.as_mut().filter(|_| mapped.is_ok()) {
             mapped = port.map(&self.controller.memory, map.address, map.size);
             if mapped.is_err() {

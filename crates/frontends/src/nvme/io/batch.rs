@@ -199,8 +199,7 @@ impl Controller {
             return 0;
         }
         let Some(mut batch) = Batch::begin(self, sqid, pending) else { return 0 };
-        let Some(mut slot) = cx.reserve() else { return 0 };
-        let mut taken = 0;
+        let (mut slot, mut taken) = (None, 0);
         while taken < budget && self.turn_bytes > 0 {
             let Ok(mut plain) = batch.next(self, 0) else { break };
             if batch.may_go_together(self) && budget - taken > 1 {
@@ -212,17 +211,22 @@ impl Controller {
                 taken += done;
                 let Some(next) = alone else { continue };
                 plain = next;
+            } else if self.do_alone(&mut batch, &plain) {
+                taken += 1;
+                batch.finish(self, &plain);
+                continue;
             }
+            let Some(free) = slot.take().or_else(|| cx.reserve()) else { break };
             taken += 1;
             self.trace.fetched(sqid, plain.cid, || batch.fetched(&plain));
             stages::enter(Stage::Volume);
-            match self.launch(slot, &batch, &plain) {
+            match self.launch(free, &batch, &plain) {
                 Outcome::Done(Ok(()), free) => {
-                    slot = free;
+                    slot = Some(free);
                     batch.finish(self, &plain);
                 }
                 Outcome::Done(Err(error), free) => {
-                    slot = free;
+                    slot = Some(free);
                     batch.settle(self);
                     let token = batch.token(&plain);
                     batch.accept(self, &plain);
@@ -233,8 +237,6 @@ impl Controller {
                     let token = batch.token(&plain);
                     batch.accept(self, &plain);
                     self.io.running.insert(token);
-                    let Some(free) = cx.reserve() else { break };
-                    slot = free;
                 }
             }
         }
@@ -280,6 +282,24 @@ impl Controller {
         (done as u32, next)
     }
 
+    /// Has the volume do a command by itself, if it does so at once: that takes no place for a task.
+    #[inline]
+    fn do_alone(&self, batch: &mut Batch, plain: &Plain) -> bool {
+        let view = batch.view.as_mut().expect("a plain command has a namespace");
+        let (Plain { transfer, lba, count, bytes, .. }, segments) = (*plain, self.segments.as_slice());
+        // Long ones are done in pieces, with others in between.
+        if !view.together || bytes >= POST_AFTER || segments.len() != 1 || self.trace.is_on() {
+            return false;
+        }
+        stages::enter(Stage::Volume);
+        let mut request = Request { operation: transfer.into(), lba, count, segments };
+        view.together = view.attached.volume.submit_many(std::slice::from_mut(&mut request)) == 1;
+        if !view.together {
+            view.attached.apart.set(APART);
+        }
+        view.together
+    }
+
     /// Hands a command to its volume.
     #[inline]
     fn launch<'s>(
@@ -319,7 +339,8 @@ impl Controller {
         })
     }
 
-    fn view(&self, nsid: u32) -> Option<View> {
+    /// `alone`: there is one command, which settles what it copies by itself.
+    fn view(&self, nsid: u32, alone: bool) -> Option<View> {
         let attached = self.namespaces.get(nsid).filter(|attached| !attached.formatting.get())?;
         let namespace = &attached.namespace;
         if !namespace.uncorrectable.is_empty() {
@@ -339,7 +360,7 @@ impl Controller {
             inside: false,
             prefetch: true,
             together: attached.apart.replace(attached.apart.get().saturating_sub(1)) == 0,
-            unsettled: attached.namespace.volume.settles_late().then(Unsettled::new),
+            unsettled: (!alone && attached.namespace.volume.settles_late()).then(Unsettled::new),
             attached: Rc::clone(attached),
             geometry,
         })
@@ -422,7 +443,7 @@ impl Batch {
         if is_first {
             // The old one leaves its gate before the new one enters.
             self.view = None;
-            self.view = c.view(sqe.nsid.0);
+            self.view = c.view(sqe.nsid.0, self.pending <= 1);
         }
         let view = self.view.as_mut().ok_or(NotPlain)?;
         let (lba, count) = (sqe.cdw10_11(), u64::from(cdw12.nlb_z()) + 1);

@@ -9,6 +9,7 @@ use millrace_nvme_spec::{
 
 use super::*;
 use crate::nvme::{
+    Namespace,
     fixture::{FakeGuest, MEMORY_BASE, MEMORY_SIZE, sqe, test_config},
     reservation::{HostKey, Rights},
 };
@@ -50,13 +51,13 @@ fn a_restored_state_goes_on_when_its_memory_is_there_already() {
     source.enable();
     let state = source.controller.save();
     let mut guest = FakeGuest::new(config());
-    let file = guest.memory.try_clone().expect("a descriptor");
     guest.controller.memory.unmap_all();
     guest.controller.hold_saved(&state).expect("it fits");
     guest.controller.resume_kept(true);
     assert!(guest.controller.awaits_guest(), "there is no memory");
     let all = Protection { read: true, write: true };
-    guest.controller.memory.map(GuestAddress(MEMORY_BASE), MEMORY_SIZE, all, Some((file.into(), 0))).expect("mapped");
+    let backing = Some((guest.memory.as_fd(), 0));
+    guest.controller.memory.map(GuestAddress(MEMORY_BASE), MEMORY_SIZE, all, backing).expect("mapped");
     guest.controller.resume_kept(true);
     assert!(!guest.controller.awaits_guest());
 }
@@ -80,21 +81,49 @@ fn what_changed_without_a_word_is_told() {
     assert_eq!([2, 5].map(|nsid| guest.controller.was_attached(nsid)), [true, false]);
 }
 
+/// A host registers through a controller.
+fn register(namespace: &Namespace, id: [u8; 16], cntlid: u16) -> HostKey {
+    let host = HostKey::new(id, false, lasting_number(cntlid));
+    let data = RegisterData { crkey: 0, nrkey: 5 };
+    let registered = namespace.reservations().change(
+        lasting_number(cntlid),
+        |_| {},
+        |reservations| reservations.register(host, cntlid, RegisterAction::REGISTER, false, &data),
+    );
+    registered.expect("there is room");
+    host
+}
+
+/// A device was deleted while the volume was not there, and its worker ended before the volume came back.
+#[test]
+fn who_has_the_namespace_no_more_when_it_comes_back_is_not_registered() {
+    let mut guest = FakeGuest::boot();
+    let namespace = guest.add_memory_volume(1, 1 << 20, BlockSize::B512);
+    let [gone, stays] = [7, 9].map(|cntlid| register(&namespace, [0; 16], cntlid));
+    register(&namespace, [8; 16], 8);
+    let (kind, data) = (ReservationType::EXCLUSIVE_ACCESS, AcquireData { crkey: 5, prkey: 0 });
+    let acquired = namespace.reservations().change(
+        lasting_number(7),
+        |_| {},
+        |reservations| reservations.acquire(gone, AcquireAction::ACQUIRE, kind, &data),
+    );
+    acquired.expect("nobody holds it");
+    let version = namespace.reservation_version();
+    namespace.forget_other_controllers(|cntlid| cntlid == 9, &*guest.host);
+    assert_eq!(namespace.rights_of(&stays), Rights::ALL, "nobody holds it any more");
+    assert_eq!(namespace.reservations().now().report(false)[5], 2, "who has it, and who has an identifier");
+    let then = namespace.reservation_version();
+    assert_ne!(then, version, "attachments ask again");
+    namespace.forget_other_controllers(|cntlid| cntlid == 9, &*guest.host);
+    assert_eq!(namespace.reservation_version(), then, "nothing has changed");
+}
+
 /// A host without an identifier is its controller; the device that gets its number later is another one.
 #[test]
 fn a_reservation_goes_with_the_controller_that_its_host_was() {
     let mut guest = FakeGuest::boot();
     let namespace = guest.add_memory_volume(1, 1 << 20, BlockSize::B512);
-    let [gone, stays] = [([0; 16], 7), ([8; 16], 8)].map(|(id, cntlid)| HostKey::new(id, false, lasting_number(cntlid)));
-    let data = RegisterData { crkey: 0, nrkey: 5 };
-    for (host, cntlid) in [(gone, 7), (stays, 8)] {
-        let registered = namespace.reservations().change(
-            lasting_number(cntlid),
-            |_| {},
-            |reservations| reservations.register(host, cntlid, RegisterAction::REGISTER, false, &data),
-        );
-        registered.expect("there is room");
-    }
+    let [gone, stays] = [([0; 16], 7), ([8; 16], 8)].map(|(id, cntlid)| register(&namespace, id, cntlid));
     let (kind, data) = (ReservationType::EXCLUSIVE_ACCESS, AcquireData { crkey: 5, prkey: 0 });
     let acquired = namespace.reservations().change(
         lasting_number(7),

@@ -296,7 +296,6 @@ fn a_restored_state_waits_for_its_memory() {
     let (mut source, namespace, _) = machine();
     let state = saved(&mut source);
     let mut guest = target(&source, &namespace);
-    let file = guest.memory.try_clone().expect("a descriptor");
     guest.controller.memory.unmap_all();
     guest.controller.hold_saved(&state).expect("it fits");
     assert!(guest.controller.awaits_guest());
@@ -305,7 +304,8 @@ fn a_restored_state_waits_for_its_memory() {
     guest.step();
     assert!(guest.controller.awaits_guest() && guest.poll(1).is_none());
     let all = millrace_memory::Protection { read: true, write: true };
-    guest.controller.memory.map(GuestAddress(MEMORY_BASE), MEMORY_SIZE, all, Some((file.into(), 0))).expect("mapped");
+    let backing = Some((guest.memory.as_fd(), 0));
+    guest.controller.memory.map(GuestAddress(MEMORY_BASE), MEMORY_SIZE, all, backing).expect("mapped");
     guest.controller.release();
     assert!(!guest.controller.awaits_guest());
     assert!(guest.wait_for(1, queued).status().is_success());

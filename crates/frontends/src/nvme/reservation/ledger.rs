@@ -152,6 +152,13 @@ impl Ledger {
         Some(notices)
     }
 
+    /// The same of all controllers that are not there any more.
+    pub(crate) fn end_others(&mut self, is_there: impl Fn(u16) -> bool) -> Option<Notices> {
+        let notices = self.reservations.end_others(is_there)?;
+        self.store();
+        Some(notices)
+    }
+
     fn store(&mut self) {
         let Self { reservations, counts, lasting } = self;
         lasting.replace(|state| state.store(reservations, counts));

@@ -12,7 +12,7 @@ use super::{
         disk::Core,
         ring::{AHEAD, Done, Plain},
     },
-    Ending, Status, blocks, long,
+    Attached, Ending, Status, blocks, long,
 };
 use crate::transfer::Transfer;
 
@@ -31,12 +31,8 @@ struct Found {
 impl Core {
     /// Has the volume do what was looked at ahead, from the first on. Returns how many are done: each is to be taken from the ring, and
     /// [ended](Self::end_plain).
-    pub(crate) fn do_together(&mut self, geometry: &Geometry) -> usize {
-        let Some(attached) = self.attached.as_ref().filter(|_| !self.trace.is_on()) else { return 0 };
-        if attached.apart.get() > 0 {
-            attached.apart.set(attached.apart.get() - 1);
-            return 0;
-        }
+    pub(crate) fn do_together(&self, geometry: &Geometry) -> usize {
+        let Some(attached) = self.at_once() else { return 0 };
         let Some(first) = self.found(0, geometry) else { return 0 };
         let (mut found, mut count, mut bytes) = ([first; AHEAD], 1, first.data.len() as u64);
         let room = self.until.saturating_sub(self.spent());
@@ -60,6 +56,30 @@ impl Core {
             attached.apart.set(APART);
         }
         done
+    }
+
+    /// The same where there is one request: it needs no place for a task, either. Whether it is done.
+    pub(crate) fn do_alone(&self, geometry: &Geometry) -> bool {
+        let Some(attached) = self.at_once() else { return false };
+        let Some(Found { transfer, lba, count, data }) = self.found(0, geometry) else { return false };
+        if self.spent() >= self.until {
+            return false;
+        }
+        let mut request = Request { operation: transfer.into(), lba, count, segments: slice::from_ref(&data) };
+        let is_done = attached.volume.submit_many(slice::from_mut(&mut request)) == 1;
+        if !is_done {
+            attached.apart.set(APART);
+        }
+        is_done
+    }
+
+    /// The volume, if it is to be asked to do requests at once.
+    #[inline]
+    fn at_once(&self) -> Option<&Attached> {
+        let attached = self.attached.as_ref().filter(|_| !self.trace.is_on())?;
+        let apart = attached.apart.get();
+        attached.apart.set(apart.saturating_sub(1));
+        (apart == 0).then_some(attached)
     }
 
     /// The read or write of whole blocks that was looked at ahead at a place, if it is one that the volume may be given as it is.

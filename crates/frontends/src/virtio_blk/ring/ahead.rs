@@ -19,7 +19,7 @@ use super::{
 /// Requests that are looked at together.
 pub(crate) const AHEAD: usize = 16;
 /// With more requests than this at once, the next one is hardly where the last one was, and steps overlap anyway.
-pub(super) const FEW: u16 = 2;
+pub(crate) const FEW: u16 = 2;
 
 /// Bytes of an indirect table that names header, data and status.
 const TABLE: u32 = 3 * Descriptor::SIZE as u32;

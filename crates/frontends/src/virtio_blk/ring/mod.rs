@@ -24,7 +24,7 @@ use std::num::NonZeroU16;
 use millrace_memory::{AccessError, GuestAddress, Segment};
 use thiserror::Error;
 
-pub(crate) use ahead::{AHEAD, Plain};
+pub(crate) use ahead::{AHEAD, FEW, Plain};
 pub(crate) use chain::Buffers;
 pub(crate) use packed::PackedRing;
 pub(crate) use split::SplitRing;
@@ -160,6 +160,24 @@ impl Ring {
         match self {
             Self::Split(ring) => ring.take(memory, buffers),
             Self::Packed(ring) => ring.take(memory, buffers),
+        }
+    }
+
+    /// Whether there is something to take: of an idle queue all that is asked.
+    #[inline]
+    pub(crate) fn has_more(&mut self) -> Result<bool, RingError> {
+        match self {
+            Self::Split(ring) => ring.has_more(),
+            Self::Packed(ring) => Ok(ring.has_more()),
+        }
+    }
+
+    /// Whether all is taken that was there at the last look.
+    #[inline]
+    pub(crate) fn is_drained(&self) -> bool {
+        match self {
+            Self::Split(ring) => ring.is_drained(),
+            Self::Packed(ring) => !ring.has_more(),
         }
     }
 

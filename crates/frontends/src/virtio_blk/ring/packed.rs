@@ -304,6 +304,11 @@ impl PackedRing {
         flags & (flag::AVAIL | flag::USED) == place.available()
     }
 
+    #[inline]
+    pub(super) fn has_more(&self) -> bool {
+        self.is_available() || self.has_left_over()
+    }
+
     /// See [`super::Ring::look_ahead`]; `ahead` is empty. Only what is plain is of one descriptor for sure: what comes after another
     /// request cannot be told before that is taken. Requests go by the states that they will be fetched into.
     #[inline]

@@ -137,6 +137,16 @@ impl SplitRing {
         Ok(Some(head))
     }
 
+    #[inline]
+    pub(super) fn has_more(&mut self) -> Result<bool, RingError> {
+        Ok(self.next != self.seen || self.has_left_over() || self.look()?)
+    }
+
+    #[inline]
+    pub(super) fn is_drained(&self) -> bool {
+        self.next == self.seen && !self.has_left_over()
+    }
+
     /// See [`super::Ring::look_ahead`]; `ahead` is empty.
     #[inline]
     pub(super) fn look_ahead(
@@ -154,14 +164,22 @@ impl SplitRing {
             guess.fetch();
             self.fetch_used();
         }
+        let table = |head: u16| {
+            let at = usize::from(head) * Descriptor::SIZE;
+            (head < self.size).then(|| ahead::table(memory, self.desc.segment.read_words(at), Form::Linked)).flatten()
+        };
+        if count == 1 {
+            let head = self.head(self.next);
+            let found = table(head).and_then(|table| Some((table, Plain::of(memory, &table, Form::Linked)?)));
+            ahead.push((head, found.as_ref().map(|(_, plain)| *plain)));
+            self.guess = found.map_or(self.guess, |(table, plain)| Some(Guess::after(head, table, &plain)));
+            return Ok(());
+        }
         let mut tables = [None; AHEAD];
-        for (at, table) in (0..count).zip(&mut tables) {
+        for (at, found) in (0..count).zip(&mut tables) {
             let head = self.head(self.next.wrapping_add(at));
             ahead.push((head, None));
-            if head < self.size {
-                *table =
-                    ahead::table(memory, self.desc.segment.read_words(usize::from(head) * Descriptor::SIZE), Form::Linked);
-            }
+            *found = table(head);
         }
         for ((_, plain), table) in ahead.iter_mut().zip(&tables) {
             *plain = table.as_ref().and_then(|table| Plain::of(memory, table, Form::Linked));
@@ -219,6 +237,7 @@ impl SplitRing {
     }
 
     /// Reads the guest's index: whether there is something to take.
+    #[inline]
     fn look(&mut self) -> Result<bool, RingError> {
         let seen = self.avail.segment.load_u16(INDEX);
         let pending = seen.wrapping_sub(self.next);

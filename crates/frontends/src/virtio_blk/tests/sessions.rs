@@ -623,6 +623,8 @@ struct Shut {
     is_open: AtomicBool,
     /// How often who waits was called off.
     calls: AtomicUsize,
+    /// Who waits does not hear of it.
+    is_deaf: AtomicBool,
 }
 
 impl Volume for Shut {
@@ -638,7 +640,7 @@ impl Volume for Shut {
         let calls = self.calls.load(Ordering::SeqCst);
         Step::Wait(cx.scratch.place_future(async move {
             while !self.is_open.load(Ordering::SeqCst) {
-                if self.calls.load(Ordering::SeqCst) != calls {
+                if self.calls.load(Ordering::SeqCst) != calls && !self.is_deaf.load(Ordering::SeqCst) {
                     return Err(BlockError::CalledOff);
                 }
                 // Looks again every so often, so that a test may stop stepping at any time.
@@ -673,8 +675,8 @@ impl Volume for Shut {
 fn held_back(setup: Setup) -> (FakeDriver, Arc<Shut>, Vec<(u16, u64)>) {
     let mut driver = FakeDriver::new(setup);
     driver.connect();
-    let (is_open, calls) = (AtomicBool::new(false), AtomicUsize::new(0));
-    let shut = Arc::new(Shut { inner: blank(BlockSize::B512), is_open, calls });
+    let [is_open, is_deaf] = [(); 2].map(|()| AtomicBool::new(false));
+    let shut = Arc::new(Shut { inner: blank(BlockSize::B512), is_open, calls: AtomicUsize::new(0), is_deaf });
     attach(&mut driver, Arc::clone(&shut) as Arc<dyn Volume>).expect("of the same kind");
     let mut writes = Vec::new();
     for sector in 10..15 {
@@ -708,6 +710,24 @@ fn what_a_front_end_left_held_back_waits_on_record() {
         driver.settle();
         assert_eq!(driver.next_used(0), None, "nothing ends twice");
     }
+}
+
+/// Where what was called off takes its time, it is called off again, for more may have come to wait; but not in every turn.
+#[test]
+fn what_a_front_end_left_is_called_off_now_and_then() {
+    const TURNS: usize = 1000;
+    let (mut driver, shut, _) = held_back(Setup::default());
+    shut.is_deaf.store(true, Ordering::SeqCst);
+    driver.stream = None;
+    driver.until("it is called off", |_| shut.calls.load(Ordering::SeqCst) > 0);
+    for _ in 0..TURNS {
+        driver.shard.turn();
+    }
+    let calls = shut.calls.load(Ordering::SeqCst);
+    assert!(calls < TURNS / 2, "{calls} times");
+    driver.until("it is called off again", |_| shut.calls.load(Ordering::SeqCst) > calls);
+    shut.is_open.store(true, Ordering::SeqCst);
+    driver.until("idle", |driver| driver.device(|device, cx| device.is_idle(cx)));
 }
 
 /// Nobody would do it again.

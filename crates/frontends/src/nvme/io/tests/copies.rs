@@ -2,14 +2,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use millrace_block::{BlockCount, Geometry, Request, Step, TaskContext, Usage, Volume, VolumeError};
+use millrace_block::{
+    BlockCount, Geometry, METADATA_SIZE, Metadata, MetadataFormat, NO_METADATA, Request, Step, TaskContext, Usage, Volume,
+    VolumeError,
+};
 use millrace_nvme_spec::{
     command::NamespaceId,
-    nvm::{CopyCdw12, CopyFormat, CopyRange, CopySourceOptions},
+    nvm::{CopyCdw12, CopyFormat, CopyRange, CopySourceOptions, ProtectionCdw15, ProtectionInfo, ProtectionTuple},
 };
 
 use super::super::limits::{MCL, MSRC_Z, MSSRL};
 use super::*;
+use crate::nvme::fixture::TaggedMemory;
 
 fn copy(guest: &mut FakeGuest, format: CopyFormat, target: u64, ranges: &[CopyRange]) -> Cqe {
     let mut sqe = sqe(NvmOpcode::COPY.0, 1);
@@ -113,6 +117,59 @@ fn across_namespaces() {
     fails(across(fast), Status::FAST_COPY_NOT_POSSIBLE);
     // The same blocks of another namespace do not overlap.
     succeeds(across(other(2, 0, 8)));
+}
+
+/// More than fit one buffer with their metadata.
+const PROTECTED: u64 = 300;
+const TAG: u16 = 0x4d52;
+
+/// The protection information of blocks of zeroes, whose guard is 0.
+fn zeroes_tuples(kind: u8, reference: u32) -> Vec<[u8; METADATA_SIZE]> {
+    let reference = |at| if kind == 3 { reference } else { reference + at };
+    let tuple = |at| ProtectionTuple::new(0, TAG, reference(at));
+    (0..PROTECTED as u32).map(|at| tuple(at).as_bytes().try_into().unwrap()).collect()
+}
+
+#[test]
+fn protection_information_comes_across_namespaces_as_it_is_or_is_made_anew() {
+    for kind in 1..=3 {
+        let format = MetadataFormat { protection: kind, ..MetadataFormat::default() };
+        let [target, source] = [(); 2].map(|()| TaggedMemory::new(SIZE, BlockSize::B512, Metadata::Shown(format)));
+        let mut guest = FakeGuest::boot();
+        guest.add_volume(1, Arc::clone(&target) as Arc<dyn Volume>);
+        guest.add_volume(2, Arc::clone(&source) as Arc<dyn Volume>);
+        guest.make_queues(1, 64);
+        enable_format_2(&guest);
+        let tuples = zeroes_tuples(kind, 40);
+        source.tags()[40..][..tuples.len()].copy_from_slice(&tuples);
+        let mut copy = |to: u64, infos: [ProtectionInfo; 2]| {
+            let mut range = other(2, 40, PROTECTED);
+            (range.eilbrt, range.elbat, range.elbatm) = (40, TAG, 0xffff);
+            let mut sqe = sqe(NvmOpcode::COPY.0, 1);
+            sqe.set_cdw10_11(to);
+            let cdw12 = CopyCdw12::new().with_format(CopyFormat::NSID_SLBA_32);
+            sqe.cdw12 = cdw12.with_prinfor(infos[0]).with_prinfow(infos[1]).into_bits();
+            sqe.cdw14 = to as u32;
+            sqe.cdw15 = ProtectionCdw15::new().with_lbat(TAG).with_lbatm(0xffff).into_bits();
+            guest.command_writing(1, sqe, [range].as_bytes())
+        };
+        let checks = ProtectionInfo::new().with_check_guard(true).with_check_application(true);
+        let checks = checks.with_check_reference(kind != 3);
+        // At the same blocks they are right as they are.
+        succeeds(copy(40, [checks, checks]));
+        assert_eq!(target.tags()[40..][..tuples.len()], tuples);
+        // Elsewhere those of types 1 and 2 are not, and are made anew.
+        if kind != 3 {
+            fails(copy(1000, [checks, checks]), Status::REFERENCE_TAG_CHECK_ERROR);
+        }
+        let act = checks.with_pract(true);
+        succeeds(copy(1000, [act, act]));
+        assert_eq!(target.tags()[1000..][..tuples.len()], zeroes_tuples(kind, 1000));
+        // What fails its check is not spread.
+        source.tags()[50][0] ^= 1;
+        fails(copy(2000, [act, act]), Status::GUARD_CHECK_ERROR);
+        assert!(target.tags()[2000..][..tuples.len()].iter().all(|tag| *tag == NO_METADATA));
+    }
 }
 
 /// A volume that leaves something in the scratch for each write, as a mirror does.
