@@ -13,7 +13,7 @@ use crate::legs::Leg;
 /// What sees every request.
 pub trait Gate: Send + Sync + 'static {
     /// Looks at a request before the leg does, on any shard; its range lies within the leg.
-    fn look(&self, request: &Request<'_>, shift: u32);
+    fn look(&self, request: &Request<'_>, shift: u32, leg: &dyn Volume);
 
     /// Looks at reads and writes that the leg has done.
     fn look_at_all(&self, requests: &[Request<'_>], shift: u32);
@@ -48,7 +48,7 @@ impl<G: Gate> Gated<G> {
     #[inline]
     fn show(&self, request: &Request<'_>) {
         if self.is_within(request) || self.is_within_now(request) {
-            self.gate.look(request, self.shift.load(Ordering::Relaxed));
+            self.gate.look(request, self.shift.load(Ordering::Relaxed), &*self.leg);
         }
     }
 

@@ -47,6 +47,18 @@ pub(crate) fn whole_blocks(volume: &str, bytes: u64, block_size: BlockSize) -> R
     }
 }
 
+/// Gives a leg so many blocks; of the bytes that stand at it in the stack (`stated`) it keeps those that it has, for it is told these when it
+/// is opened again, however small the volume is.
+pub(crate) fn resize_leg(leg: &Leg, blocks: BlockCount, stated: u64) -> Result<(), VolumeError> {
+    let has = leg.geometry();
+    let kept = stated.div_ceil(u64::from(has.block_size.bytes())).min(has.blocks.0);
+    match BlockCount(blocks.0.max(kept)) {
+        // Not even asked: a file would lose what makes no whole block, and is told that as well.
+        blocks if blocks == has.blocks => Ok(()),
+        blocks => leg.resize(blocks),
+    }
+}
+
 /// What legs can do together: what each of them can, and a volatile cache if any has one.
 pub fn common_geometry(legs: &[Leg], block_size: BlockSize, blocks: BlockCount) -> Geometry {
     let all = legs.iter().map(|leg| leg.geometry());

@@ -100,6 +100,11 @@ pub trait Plan: fmt::Debug {
         false
     }
 
+    /// Whether what it needs of its leg for a size depends on the size of blocks.
+    fn needs_by_blocks(&self) -> bool {
+        false
+    }
+
     /// Whether it leaves nothing on its legs and finds nothing there: what shows the same with it and without it does so whichever of the
     /// two was stored last.
     fn keeps_nothing(&self) -> bool {
@@ -159,10 +164,14 @@ impl Build<'_> {
         self.sizing.get(leg).copied().unwrap_or_default()
     }
 
+    /// The size that stands at a leg in the stack, 0 if none does.
+    pub fn stated_of(&self, leg: usize) -> u64 {
+        self.stated.get(leg).copied().flatten().unwrap_or(0)
+    }
+
     /// The legs that do not open with a smaller size than they had, each with the size that stands at it in the stack, 0 if none does.
     pub fn keeping(&self) -> Box<[(usize, Keeps, u64)]> {
-        let stated = |leg: usize| self.stated.get(leg).copied().flatten().unwrap_or(0);
-        let legs = (0..self.legs.len()).map(|leg| (leg, self.sizing_of(leg).keeps, stated(leg)));
+        let legs = (0..self.legs.len()).map(|leg| (leg, self.sizing_of(leg).keeps, self.stated_of(leg)));
         legs.filter(|(_, keeps, _)| *keeps != Keeps::Nothing).collect()
     }
 

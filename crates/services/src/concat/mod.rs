@@ -41,6 +41,9 @@ fn plan(_: &Settings) -> Result<Box<dyn Plan>, SettingError> {
     Ok(Box::new(ConcatPlan))
 }
 
+/// What services that keep their size make of their legs' room: whole ones.
+const PAGE: u32 = 4096;
+
 #[derive(Debug)]
 struct ConcatPlan;
 
@@ -168,7 +171,12 @@ impl Map for ConcatMap {
                        there, and the legs before it state none, from which it would follow what it has grown to";
             return Err(VolumeError::Refused { volume: name.to_owned(), why: why.to_owned() });
         }
-        legs[last].resize(BlockCount(blocks.saturating_sub(self.start(last))))
+        let (rest, block) = (blocks.saturating_sub(self.start(last)), legs[last].geometry().block_size.bytes());
+        if self.last.is_plain || self.told_last(legs, blocks).is_some() {
+            return legs[last].resize(BlockCount(rest));
+        }
+        // Told nothing, it has when it is opened again what its own legs have room for: of a mirror, whole pages.
+        legs[last].resize(BlockCount(rest.next_multiple_of(u64::from(PAGE / block))))
     }
 
     fn formatted(&self, legs: &[Leg], _: BlockSize) {

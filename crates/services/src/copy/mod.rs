@@ -7,6 +7,10 @@
 //!               else ──► on a shard: lanes of pieces, read ─ zeroes? ─ write ◄──┘
 //! ```
 //!
+//! Where both volumes show metadata with their blocks, each block goes with its own, through the lanes: neither holes nor the system's
+//! copies say anything of metadata. Nobody looks at them: protection information that does not fit its block comes as it is, and whoever
+//! reads the copy finds that out.
+//!
 //! Invariants:
 //! * What [`Copier::step`] has passed is on the target as the source had it at some moment of the step, and after
 //!   [`Copier::flush`] durably so.
@@ -22,7 +26,10 @@ mod tests;
 
 use std::{io, sync::Arc};
 
-use millrace_block::{BlockCount, BlockError, Extent, Lba, Operation, PlainFile, Request, Switch, TaskContext, Volume};
+use millrace_block::{
+    BlockCount, BlockError, Extent, Lba, Metadata, MetadataFormat, Operation, PlainFile, Request, Switch, TaskContext,
+    Volume,
+};
 use millrace_engine::EngineError;
 use thiserror::Error;
 
@@ -101,16 +108,21 @@ pub struct Copier {
 /// Whether a volume can be copied to another; how many bytes that are.
 ///
 /// # Errors
-/// [`CopyError::Shape`]: the target is smaller or is read-only, the source is no whole number of its blocks, or has metadata.
+/// [`CopyError::Shape`]: the target is smaller or is read-only, the source is no whole number of its blocks, or has metadata that
+/// the target would not have in the same way.
 pub fn check(source: &dyn Volume, target: &dyn Volume) -> Result<u64, CopyError> {
-    let (from, to) = (source.geometry(), target.geometry());
-    let (shown, source, target) = (source.metadata().shown(), source.name(), target.name());
-    let wrong = |what| Err(CopyError::Shape(what));
-    if shown.is_some() {
-        return wrong(format!(
-            "volume {source} has metadata with its blocks, which would be lost: copy its legs, or use it without"
-        ));
+    fit(source, target).map(|(bytes, _)| bytes)
+}
+
+/// [`check`], and whether blocks go with their metadata.
+fn fit(source: &dyn Volume, target: &dyn Volume) -> Result<(u64, bool), CopyError> {
+    let shown = source.metadata().shown();
+    if let Some(format) = shown {
+        check_metadata(source, target, format)?;
     }
+    let (from, to) = (source.geometry(), target.geometry());
+    let (source, target) = (source.name(), target.name());
+    let wrong = |what| Err(CopyError::Shape(what));
     if to.read_only {
         return wrong(format!("volume {target} is read-only"));
     }
@@ -125,7 +137,37 @@ pub fn check(source: &dyn Volume, target: &dyn Volume) -> Result<u64, CopyError>
         let (from, to) = (from.bytes(), to.bytes());
         return wrong(format!("volume {target} has {to} bytes, and volume {source} {from}: make the target as large first"));
     }
-    Ok(from.bytes())
+    Ok((from.bytes(), shown.is_some()))
+}
+
+/// Whether the target shows metadata as the source does, with blocks of the same size.
+fn check_metadata(source: &dyn Volume, target: &dyn Volume, format: MetadataFormat) -> Result<(), CopyError> {
+    let (from, to) = (source.geometry().block_size.bytes(), target.geometry().block_size.bytes());
+    let (name, other, own) = (source.name(), target.name(), settings(format));
+    let lost = format!("volume {name} has metadata with its blocks, which would be lost");
+    let why = match target.metadata() {
+        Metadata::Never => format!("{lost}: volume {other} keeps none; use a target with {own}"),
+        Metadata::Hidden => format!("{lost}: volume {other} shows none now; format it with them, or use one with {own}"),
+        Metadata::Shown(theirs) if theirs != format => format!(
+            "volume {name} has {own}, and volume {other} {}: make the target with the source's settings",
+            settings(theirs)
+        ),
+        Metadata::Shown(_) if from != to => format!(
+            "volume {name} has metadata with blocks of {from} bytes, and volume {other} with blocks of {to}: make \
+             the target with the source's block size"
+        ),
+        Metadata::Shown(_) => return Ok(()),
+    };
+    Err(CopyError::Shape(why))
+}
+
+/// How metadata are shown, as the settings of the service that keeps them.
+fn settings(format: MetadataFormat) -> String {
+    let MetadataFormat { protection, extended, first } = format;
+    let protection = if protection == 0 { "none".to_owned() } else { protection.to_string() };
+    let transfer = if extended { "extended" } else { "separate" };
+    let position = if first { "first" } else { "last" };
+    format!("metadata(protection={protection}, transfer={transfer}, position={position})")
 }
 
 impl Copier {
@@ -159,14 +201,15 @@ impl Copier {
             CopyError::Shape(format!("volume {volume} has {source} bytes now, and had {bytes} when the copy began"))
         };
         // It may have been resized or formatted since.
-        let now = check(&*self.source, &*self.target)?;
+        let (now, tagged) = fit(&*self.source, &*self.target)?;
         let block = u64::from(self.target.geometry().block_size.bytes());
         if now < self.bytes || !self.bytes.is_multiple_of(block) {
             return Err(shape(now));
         }
         // Where a step ended in the middle of a block of now, that is done again.
         let at = at / LARGEST_BLOCK * LARGEST_BLOCK;
-        let known = bytes_of(&*self.source, at);
+        // Of metadata it says nothing.
+        let known = if tagged { None } else { bytes_of(&*self.source, at) };
         let left = self.bytes - at;
         if let Some((len, true)) = known
             && len >= LEAST_HOLE.min(left)
@@ -178,13 +221,14 @@ impl Copier {
         }
         let len = known.filter(|(_, unused)| !unused).map_or(most, |(len, _)| len.min(most)).min(left);
         let len = whole(len, left);
-        match self.offloaded(at, len) {
-            Some(done) => {
-                self.copied.offloaded += done;
-                Ok(at + done)
-            }
-            None => self.carry(at, len).map(|()| at + len),
+        if !tagged && let Some(done) = self.offloaded(at, len) {
+            self.copied.offloaded += done;
+            return Ok(at + done);
         }
+        self.carry(at, len, tagged)?;
+        // Whoever keeps no formats out, of a source that is being copied: the step may have left metadata out. Again, as it is now.
+        let (_, still) = fit(&*self.source, &*self.target)?;
+        Ok(if still == tagged { at + len } else { at })
     }
 
     /// Makes what was copied durable.
@@ -245,12 +289,12 @@ impl Copier {
     }
 
     /// Reads and writes.
-    fn carry(&mut self, at: u64, len: u64) -> Result<(), CopyError> {
+    fn carry(&mut self, at: u64, len: u64, tagged: bool) -> Result<(), CopyError> {
         let (source, target) = (Arc::clone(&self.source), Arc::clone(&self.target));
         let moved = on_shard(&*self.spawner, move |cx| {
             Box::pin(async move {
                 let buffers = own_buffers().map_err(CopyError::Memory)?;
-                let ends = Ends { source: &*source, target: &*target, compare: false };
+                let ends = Ends { source: &*source, target: &*target, compare: false, tagged };
                 lanes::copy(cx.with_buffers(&buffers), ends, at..at + len).await.map_err(|failure| {
                     let (offset, error) = (failure.offset, failure.error);
                     match failure.side {

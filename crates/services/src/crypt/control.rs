@@ -361,10 +361,27 @@ impl Crypt {
         );
     }
 
+    /// Before the volume grows from so many blocks: what its leg has of the new ones, up to a block of the leg's, from before the volume was made
+    /// shorter, reads as zeroes.
+    pub(super) fn erase_reused(&self, before: BlockCount, end: BlockCount) -> Result<(), VolumeError> {
+        let end = BlockCount(end.0.saturating_sub(OFFSET >> self.geometry().block_size.shift()));
+        if end <= before {
+            return Ok(());
+        }
+        self.erase_blocks(before, end)
+            .map_err(|error| VolumeError::Refused { volume: self.name.clone(), why: error.to_string() })
+    }
+
     /// Makes all blocks read as zeroes.
     fn give_back(&self, blocks: BlockCount) -> Result<(), ServiceError> {
-        let (leg, len) = (Arc::clone(&self.leg), blocks.0 << self.geometry().block_size.shift());
-        let result = legs::block_on(move |cx| Box::pin(async move { legs::erase(cx, &*leg, OFFSET, len).await }))?;
+        self.erase_blocks(BlockCount(0), blocks)
+    }
+
+    /// Makes blocks read as zeroes, from one on to another one.
+    fn erase_blocks(&self, from: BlockCount, end: BlockCount) -> Result<(), ServiceError> {
+        let shift = self.geometry().block_size.shift();
+        let (leg, start, len) = (Arc::clone(&self.leg), OFFSET + (from.0 << shift), (end.0 - from.0) << shift);
+        let result = legs::block_on(move |cx| Box::pin(async move { legs::erase(cx, &*leg, start, len).await }))?;
         let leg = self.leg.name().to_owned();
         result.map_err(|source| ServiceError::Leg { what: "erase", leg, source })
     }

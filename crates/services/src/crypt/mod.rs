@@ -149,6 +149,10 @@ impl Plan for CryptPlan {
         stated.iter().enumerate().map(|(leg, stated)| (*stated).max(told(leg))).collect()
     }
 
+    fn needs_by_blocks(&self) -> bool {
+        self.mode == Mode::Authenticated
+    }
+
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
         if self.mode == Mode::Authenticated {
             // Fetched before any pause: a command may take its time.
@@ -159,6 +163,7 @@ impl Plan for CryptPlan {
                 save_after: self.save_after,
                 rekey_rate: self.rekey_rate,
                 accept: self.accept.clone(),
+                stated: build.stated_of(build.legs.len().saturating_sub(1)),
             };
             return authenticated::build(build, settled, kek);
         }
@@ -178,6 +183,7 @@ impl Plan for CryptPlan {
         }
         // Fetched before any pause: a command may take its time.
         let key = self.key.load().map_err(|error| control::key_error(&error))?;
-        Ok(Arc::new(Crypt::new(build.name, leg, size, self, key)))
+        let sizing = (build.stated_of(0), build.sizing_of(0).keeps);
+        Ok(Arc::new(Crypt::new(build.name, (leg, sizing), size, self, key)))
     }
 }

@@ -15,7 +15,11 @@ use millrace_cipher::{KeySource, Run, Secret, foresee};
 use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, SegmentCursor, Target};
 
 use super::{CryptPlan, control::Control, header::OFFSET, keys::Keys};
-use crate::{flushes::Flushes, legs::Leg};
+use crate::{
+    flushes::Flushes,
+    legs::{Leg, resize_leg},
+    service::Keeps,
+};
 
 /// How often a request looks whether its blocks are re-enciphered.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
@@ -24,6 +28,8 @@ const LOOK_AGAIN: Duration = Duration::from_micros(100);
 pub(super) struct Crypt {
     pub(super) name: String,
     pub(super) leg: Leg,
+    /// Bytes that stand at the leg in the stack, and whether it opens with a smaller size than it had.
+    sizing: (u64, Keeps),
     /// Where the key-encryption key came from, and the key.
     pub(super) source: KeySource,
     pub(super) kek: Secret<32>,
@@ -56,7 +62,13 @@ fn keys<'v>(visit: &'v KeysVisit<'_>) -> Result<&'v Keys, BlockError> {
 }
 
 impl Crypt {
-    pub(super) fn new(name: String, leg: Leg, size: u64, plan: &CryptPlan, kek: Secret<32>) -> Self {
+    pub(super) fn new(
+        name: String,
+        (leg, sizing): (Leg, (u64, Keeps)),
+        size: u64,
+        plan: &CryptPlan,
+        kek: Secret<32>,
+    ) -> Self {
         let geometry = leg.geometry();
         Self {
             name,
@@ -67,6 +79,7 @@ impl Crypt {
             blocks: AtomicU64::new(size >> geometry.block_size.shift()),
             shape: AtomicU8::new(pack(&geometry)),
             leg,
+            sizing,
             keys: Epochs::new(None),
             control: Mutex::default(),
             flushes: Flushes::default(),
@@ -387,7 +400,18 @@ impl Volume for Crypt {
         let whole = BlockCount(whole.ok_or_else(|| bad("it is too large"))?);
         // No re-keying ends meanwhile: what it grows by would have the key that is forgotten then.
         let _claim = self.claim_for_size(blocks)?;
-        self.leg.resize(whole)?;
+        let (had, (stated, keeps)) = (self.leg.geometry().blocks, self.sizing);
+        resize_leg(&self.leg, whole, stated)?;
+        // What a file, or a leg that keeps its size, grows by reads as zeroes, and it can give that back as long as nobody has written
+        // there. A device shows again what it had.
+        let is_new = keeps != Keeps::Nothing || self.leg.as_file().is_some();
+        let end = if is_new { whole.min(had) } else { whole };
+        if let Err(error) = self.erase_reused(geometry.blocks, end) {
+            if let Err(error) = self.leg.resize(had) {
+                tracing::warn!(volume = self.name, %error, "its leg has not the size that it had");
+            }
+            return Err(error);
+        }
         self.blocks.store(blocks.0, Ordering::Relaxed);
         Ok(())
     }

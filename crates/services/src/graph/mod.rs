@@ -7,6 +7,7 @@
 //! ```
 
 mod absent;
+mod again;
 mod change;
 #[cfg(test)]
 mod tests;
@@ -31,7 +32,7 @@ use crate::{
 };
 
 pub use change::{ChangeFailed, Terms, change, hurry};
-pub use view::compatible;
+pub use view::{compatible, follows_blocks};
 
 /// How often a volume is looked at that is to become empty.
 const DRAIN_LOOK: Duration = Duration::from_millis(1);
@@ -541,7 +542,9 @@ impl Builder<'_> {
         let (mut legs, mut lost) = (Vec::new(), None);
         for (at, (leg, told)) in service.legs.iter().zip(&sizes).enumerate() {
             let name = node_name(name, leg.word(), Some(at));
-            let size = if at + 1 == sizes.len() { self.told_last(&*plan, size, &legs, leg, *told) } else { *told };
+            let is_last = at + 1 == sizes.len();
+            let block_size = self.plan.block_size;
+            let size = if is_last { again::told_last(&*plan, size, &legs, leg, *told, block_size) } else { *told };
             let built = self.build(leg, &format!("{path}/{}.{at}", service.service), &name, size, spared);
             legs.push(match built {
                 Err(error) if goes_without && self.can_lack(leg, &error) => {
@@ -584,23 +587,6 @@ impl Builder<'_> {
             absent: None,
             at_work: Mutex::default(),
         }))
-    }
-
-    /// What the last leg of a service is told, now that the others are there.
-    fn told_last(
-        &self,
-        plan: &dyn service::Plan,
-        size: Option<u64>,
-        others: &[Arc<Built>],
-        last: &Node,
-        told: Option<u64>,
-    ) -> Option<u64> {
-        let Some(size) = size else { return told };
-        let others: Vec<_> = others.iter().map(|leg| leg.volume.geometry().bytes()).collect();
-        // What stands at its leaves they had when they were made: they may have grown since.
-        let sizing = view::sizing(last);
-        let least = told.or_else(|| (sizing.is_stated_below && sizing.is_plain).then_some(0));
-        plan.last_size(size, &others, least, self.plan.block_size).filter(|size| *size > 0)
     }
 
     /// Whether a leg that could not be built is one that is not there any more.

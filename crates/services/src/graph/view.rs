@@ -16,7 +16,7 @@ type View = Vec<String>;
 /// Alternatives that are looked at for one node.
 const MOST: usize = 64;
 
-fn plan(node: &Node) -> Option<Box<dyn service::Plan>> {
+pub(super) fn plan(node: &Node) -> Option<Box<dyn service::Plan>> {
     let Node::Service(service) = node else { return None };
     (registry::find(&service.service)?.plan)(&service.settings).ok()
 }
@@ -28,6 +28,11 @@ fn layout(node: &Node) -> Option<Layout> {
 /// See [`service::Plan::keeps_nothing`].
 pub(super) fn keeps_nothing(node: &Node) -> bool {
     plan(node).is_some_and(|plan| plan.keeps_nothing())
+}
+
+/// Whether how much fits on what a stack is made of depends on the size of blocks.
+pub fn follows_blocks(node: &Node) -> bool {
+    plan(node).is_some_and(|plan| plan.needs_by_blocks()) || node.legs().iter().any(follows_blocks)
 }
 
 /// What sizes a leg may have.

@@ -127,7 +127,7 @@ impl Integrity {
         } else {
             self.forget_beyond(before).map_err(|error| self.failed("lengthen", &error))?;
         }
-        if let Err(error) = self.leg.resize(needed) {
+        if let Err(error) = legs::resize_leg(&self.leg, needed, self.stated) {
             self.blocks.store(before, Ordering::Relaxed);
             return Err(error);
         }

@@ -37,6 +37,8 @@ pub(super) struct Integrity {
     pub(super) me: Weak<Self>,
     pub(super) name: String,
     pub(super) leg: Leg,
+    /// Bytes that stand at the leg in the stack.
+    pub(super) stated: u64,
     pub(super) plan: IntegrityPlan,
     pub(super) blocks: AtomicU64,
     /// Block size and abilities, so that a request need not ask the leg.
@@ -89,12 +91,13 @@ impl Piece {
 }
 
 impl Integrity {
-    pub(super) fn new(name: String, leg: Leg, blocks: u64, plan: IntegrityPlan) -> Arc<Self> {
+    pub(super) fn new(name: String, (leg, stated): (Leg, u64), blocks: u64, plan: IntegrityPlan) -> Arc<Self> {
         let shape = AtomicU8::new(pack(&leg.geometry()));
         Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             name,
             leg,
+            stated,
             plan,
             blocks: AtomicU64::new(blocks),
             shape,

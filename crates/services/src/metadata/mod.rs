@@ -89,6 +89,10 @@ impl Plan for MetadataPlan {
         stated.iter().map(|stated| (*stated).max(needed)).collect()
     }
 
+    fn needs_by_blocks(&self) -> bool {
+        true
+    }
+
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
         let leg = build.only_leg();
         let geometry = leg.geometry();
@@ -98,6 +102,7 @@ impl Plan for MetadataPlan {
             let (has, wanted) = (geometry.bytes(), page::leg_bytes(blocks.max(1), geometry.block_size).unwrap_or(u64::MAX));
             return Err(ServiceError::Legs(format!("its leg has {has} bytes; with the metadata {wanted} are needed")));
         }
-        Ok(Tagged::new(build.name, leg, blocks, *self))
+        let stated = build.stated_of(0);
+        Ok(Tagged::new(build.name, (leg, stated), blocks, *self))
     }
 }

@@ -106,7 +106,7 @@ impl Tagged {
         } else {
             self.forget_beyond(before).map_err(|error| self.failed("lengthen", &error))?;
         }
-        if let Err(error) = self.leg().resize(needed) {
+        if let Err(error) = legs::resize_leg(self.leg(), needed, self.stated) {
             self.mapped.map().set_blocks(before);
             return Err(error);
         }

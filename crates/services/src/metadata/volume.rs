@@ -74,6 +74,8 @@ pub(super) struct Tagged {
     /// For work of the control plane, which must own what it uses.
     pub(super) me: Weak<Self>,
     pub(super) plan: MetadataPlan,
+    /// Bytes that stand at the leg in the stack.
+    pub(super) stated: u64,
     /// The blocks, without metadata.
     pub(super) mapped: Mapped<Groups>,
     pub(super) table: Table,
@@ -135,12 +137,13 @@ impl Piece {
 impl Tagged {
     pub(super) const HIDDEN: u8 = 0xff;
 
-    pub(super) fn new(name: String, leg: Leg, blocks: u64, plan: MetadataPlan) -> Arc<Self> {
+    pub(super) fn new(name: String, (leg, stated): (Leg, u64), blocks: u64, plan: MetadataPlan) -> Arc<Self> {
         let block_size = leg.geometry().block_size;
         let groups = Groups { blocks: AtomicU64::new(blocks), block_size: AtomicU8::new(block_size as u8) };
         Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             plan,
+            stated,
             mapped: Mapped::new(name, vec![leg], groups, block_size),
             table: Table::default(),
             flushes: Flushes::default(),

@@ -1,25 +1,28 @@
 //! Meter: counts what a volume's users did, for the account.
 //!
 //! Each shard counts for itself, and apart for each device that asks; whoever keeps the account sums up. Counts go on across changes of the stack, as long as the meter
-//! stays in its place. How long requests were held back the volume's [throttles](crate::throttle) count, wherever they stand; the meter
-//! has what they counted while it was in force.
+//! stays in its place: one that follows another there counts with what that one did, and no two in one stack do.
+//!
+//! How long requests were held back the volume's [throttles](crate::throttle) count, wherever they stand; the meter has what they counted
+//! while it was in force.
 
 #[cfg(test)]
 mod tests;
 
 use std::{
     any::Any,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicU64},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak, atomic::AtomicU64},
     time::Duration,
 };
 
-use millrace_block::{BlockSize, Operation, PerShard, Request, clock};
+use millrace_block::{BlockSize, Operation, PerShard, Request, Volume, clock};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     apart::{Apart, PLACES},
     background::Task,
     gate::{Gate, Gated},
+    legs::writes_zeroes,
     service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
     throttle::{self, HeldTime},
@@ -69,15 +72,7 @@ impl Plan for MeterPlan {
 
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
         let held = throttle::held_in(build.shared, build.volume);
-        let make = || Counted {
-            requests: PerShard::default(),
-            apart: Apart::default(),
-            before: Mutex::default(),
-            held,
-            span: Mutex::default(),
-        };
-        let counted = build.shared.get(&format!("meter/of/{}", build.name), make);
-        let meter = Meter { tenant: self.tenant.clone(), counted };
+        let meter = Meter { tenant: self.tenant.clone(), held, counted: OnceLock::new(), last: Mutex::default() };
         Ok(Arc::new(Gated::new(build.name.clone(), build.only_leg(), meter)))
     }
 }
@@ -145,7 +140,27 @@ impl Count {
     }
 }
 
+/// What was counted by some moment.
+#[derive(Clone, Default)]
+struct Sums {
+    all: Count,
+    /// Of each device, by its number.
+    apart: Vec<(u32, Count)>,
+    /// How long throttles have held requests back meanwhile.
+    held_back: Duration,
+}
+
 impl Counted {
+    fn new(held: &Arc<HeldTime>) -> Self {
+        Self {
+            requests: PerShard::default(),
+            apart: Apart::default(),
+            before: Mutex::default(),
+            held: Arc::clone(held),
+            span: Mutex::default(),
+        }
+    }
+
     /// Where the calling thread's requests are counted.
     #[inline]
     fn place(&self) -> usize {
@@ -172,13 +187,12 @@ impl Counted {
         }
     }
 
-    /// Of all together, and of each device.
-    fn read(&self) -> (Count, Vec<(u32, Count)>) {
+    fn read(&self) -> Sums {
         let before = self.before();
         let places: [Count; PLACES] = std::array::from_fn(|place| self.at(place));
         let all = places.iter().fold(Count::default(), |all, place| all.each(*place, u64::wrapping_add));
         let of = |(place, asker): (usize, u32)| (asker, places[place].each(before[place], u64::wrapping_sub));
-        (all, self.apart.taken().map(of).collect())
+        Sums { all, apart: self.apart.taken().map(of).collect(), held_back: self.held_back() }
     }
 
     fn span(&self) -> (MutexGuard<'_, Span>, u64) {
@@ -205,7 +219,25 @@ impl Counted {
 /// The gate.
 struct Meter {
     tenant: String,
-    counted: Arc<Counted>,
+    /// What the volume's throttles count in.
+    held: Arc<HeldTime>,
+    /// What it counts with, from the moment on when it first comes into force: only then it is known which meter it follows. By its name alone
+    /// it would be taken for one that stays and has got another above it.
+    counted: OnceLock<Arc<Counted>>,
+    /// While it is out of force, what was counted until then: whoever follows it counts on.
+    last: Mutex<Option<Sums>>,
+}
+
+impl Meter {
+    fn last(&self) -> MutexGuard<'_, Option<Sums>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None`: it was never in force.
+    fn sums(&self) -> Option<Sums> {
+        let last = self.last().clone();
+        last.or_else(|| Some(self.counted.get()?.read()))
+    }
 }
 
 /// What a meter has counted since its volume was opened.
@@ -215,9 +247,9 @@ pub struct Reading {
     pub tenant: String,
     /// Reads and compares.
     pub reads: u64,
-    /// Writes and copies.
+    /// Writes, copies, and zeroes that are or may be written.
     pub writes: u64,
-    /// Flushes and erasures.
+    /// Flushes, and other erasures.
     pub others: u64,
     /// Bytes read.
     pub read_bytes: u64,
@@ -228,7 +260,7 @@ pub struct Reading {
     pub throttled_us: u64,
 }
 
-/// What a meter says.
+/// What a meter says; out of force, what it did to its end.
 pub struct Meters {
     /// Of all together.
     pub all: Reading,
@@ -239,16 +271,16 @@ pub struct Meters {
     pub counted: Weak<dyn Any + Send + Sync>,
 }
 
-/// Reads a meter; `None` when the service is none.
+/// Reads a meter; `None` when the service is none, or was never in force.
 pub fn read(service: &Arc<dyn Service>) -> Option<Meters> {
     let any: Arc<dyn Any + Send + Sync> = Arc::<dyn Service>::clone(service);
     let meter = any.downcast::<Gated<Meter>>().ok()?;
-    let Meter { tenant, counted } = meter.gate();
-    let (all, apart) = counted.read();
-    let throttled_us = u64::try_from(counted.held_back().as_micros()).unwrap_or(u64::MAX);
+    let Meter { tenant, counted, .. } = meter.gate();
+    let Sums { all, apart, held_back } = meter.gate().sums()?;
+    let throttled_us = u64::try_from(held_back.as_micros()).unwrap_or(u64::MAX);
     let all = Reading { throttled_us, ..all.reading(tenant) };
     let apart = apart.into_iter().map(|(asker, count)| (asker, count.reading(tenant))).collect();
-    let counted: Weak<Counted> = Arc::downgrade(counted);
+    let counted: Weak<Counted> = Arc::downgrade(counted.get()?);
     Some(Meters { all, apart, counted })
 }
 
@@ -261,14 +293,18 @@ pub fn age(counted: &Weak<dyn Any + Send + Sync>) -> Option<Duration> {
 
 impl Gate for Meter {
     #[inline]
-    fn look(&self, request: &Request<'_>, shift: u32) {
+    fn look(&self, request: &Request<'_>, shift: u32, leg: &dyn Volume) {
+        let Some(counted) = self.counted.get() else { return };
         let bytes = request.count.0 << shift;
-        let (counters, place) = (&self.counted.requests, self.counted.place());
+        let (counters, place) = (&counted.requests, counted.place());
         match request.operation {
             Operation::Read | Operation::Compare => {
                 counters.add_all(|places| [&places[place].reads, &places[place].read_bytes], [1, bytes]);
             }
             Operation::Write { .. } | Operation::Copy { .. } => {
+                counters.add_all(|places| [&places[place].writes, &places[place].written_bytes], [1, bytes]);
+            }
+            erasure if writes_zeroes(erasure, leg) => {
                 counters.add_all(|places| [&places[place].writes, &places[place].written_bytes], [1, bytes]);
             }
             Operation::Flush | Operation::WriteZeroes { .. } | Operation::Deallocate => {
@@ -279,25 +315,36 @@ impl Gate for Meter {
 
     #[inline]
     fn look_at_all(&self, requests: &[Request<'_>], shift: u32) {
+        let Some(counted) = self.counted.get() else { return };
         let sum = |writes: bool| {
             let alike = requests.iter().filter(|request| request.operation.is_write() == writes);
             alike.fold([0, 0], |[count, blocks], request| [count + 1, blocks + request.count.0])
         };
         let ([reads, read], [writes, written]) = (sum(false), sum(true));
-        let place = self.counted.place();
+        let place = counted.place();
         let counts = [reads, read << shift, writes, written << shift];
-        self.counted.requests.add_all(|places| places[place].transfers(), counts);
+        counted.requests.add_all(|places| places[place].transfers(), counts);
     }
 }
 
 impl Service for Gated<Meter> {
-    fn mount(&self, _: &Mount) -> Result<(), ServiceError> {
-        self.gate().counted.begin();
+    fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        let meter = self.gate();
+        // One that stood elsewhere counted something else.
+        let previous = mount.previous::<Self>().filter(|previous| previous.name() == self.name());
+        let before = previous.and_then(|previous| previous.gate().counted.get().cloned());
+        let counted = meter.counted.get_or_init(|| before.unwrap_or_else(|| Arc::new(Counted::new(&meter.held))));
+        counted.begin();
+        *meter.last() = None;
         Ok(())
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {
-        self.gate().counted.end();
+        let meter = self.gate();
+        if let Some(counted) = meter.counted.get() {
+            counted.end();
+            *meter.last() = Some(counted.read());
+        }
         Ok(())
     }
 
@@ -310,8 +357,8 @@ impl Service for Gated<Meter> {
     }
 
     fn status(&self) -> Status {
-        let Count { reads, writes, others, read_bytes, written_bytes } = self.gate().counted.read().0;
-        let held = self.gate().counted.held_back();
+        let Sums { all, held_back: held, .. } = self.gate().sums().unwrap_or_default();
+        let Count { reads, writes, others, read_bytes, written_bytes } = all;
         let moved = |count: u64, bytes: u64| format!("{count} requests, {bytes} bytes");
         Status::good([
             ("read", moved(reads, read_bytes)),

@@ -57,7 +57,7 @@ impl Move {
         let Some(end) = self.still(at, (at / self.plan.piece + 1).saturating_mul(self.plan.piece)) else { return 0 };
         let _range = self.ranges.lock(cx, at..end).await;
         let Some(end) = self.still(at, end) else { return 0 };
-        let ends = Ends { source: &*self.old, target: &*self.new, compare };
+        let ends = Ends { source: &*self.old, target: &*self.new, compare, tagged: false };
         match lanes::copy(cx, ends, at..end).await {
             Ok(Moved { written, zeroes }) => {
                 self.counters.written.fetch_add(written, Ordering::Relaxed);

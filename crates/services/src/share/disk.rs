@@ -13,8 +13,9 @@ use millrace_block::{
 use super::{member::Minimum, space::Space};
 use crate::{
     background::Task,
-    legs::Leg,
-    service::{Build, Kind, Layout, Mount, Plan, Reason, Service, ServiceError, Status, Word},
+    legs::{Leg, resize_leg},
+    pieces::{fit_legs, give_back},
+    service::{Build, Keeps, Kind, Layout, Mount, Plan, Reason, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
     throttle::Weight,
 };
@@ -83,9 +84,10 @@ impl Plan for DiskPlan {
             )));
         }
         let space = build.shared.get(&space_key(&build.name), Space::default);
+        let (stated, keeps) = (build.stated_of(0), build.sizing_of(0).keeps);
         let (name, depth, able, size) = (build.name, self.depth, self.able, AtomicU64::new(size));
         let shift = leg.geometry().block_size.shift();
-        Ok(Arc::new(Disk { name, leg, extent, depth, able, shift, size, space }))
+        Ok(Arc::new(Disk { name, leg, stated, keeps, extent, depth, able, shift, size, space }))
     }
 }
 
@@ -105,6 +107,10 @@ fn text(bytes: u64) -> String {
 pub(super) struct Disk {
     name: String,
     leg: Leg,
+    /// Bytes that stand at the leg in the stack.
+    stated: u64,
+    /// Whether the leg opens with a smaller size than it had.
+    keeps: Keeps,
     extent: u64,
     depth: u64,
     /// What its leg can do, as far as that is known.
@@ -194,20 +200,26 @@ impl Volume for Disk {
             let why = "it has no room for one extent";
             return Err(VolumeError::BadSize { volume: self.name.clone(), size, why });
         }
-        let leg = BlockCount(blocks.0.saturating_add(self.offset()));
-        if size < before {
-            self.space.resize(size).map_err(|error| self.refused(&error))?;
-            self.size.store(size, Ordering::Relaxed);
-            if let Err(error) = self.leg.resize(leg) {
-                tracing::debug!(volume = self.name, %error, "the leg of a disk stays longer than it need be");
-            }
-            return Ok(());
-        }
-        if leg.0 > self.leg.geometry().blocks.0 {
+        let (leg, has) = (BlockCount(blocks.0.saturating_add(self.offset())), self.leg.geometry().blocks);
+        let legs = std::slice::from_ref(&self.leg);
+        if leg <= has {
+            fit_legs(&self.name, legs, &[(0, self.keeps, leg)])?;
+        } else {
             self.leg.resize(leg)?;
         }
-        self.space.resize(size).map_err(|error| self.refused(&error))?;
+        if let Err(error) = self.space.resize(size) {
+            if self.keeps != Keeps::Nothing {
+                give_back(&self.name, legs, &[(0, has)]);
+            }
+            return Err(self.refused(&error));
+        }
         self.size.store(size, Ordering::Relaxed);
+        if size < before
+            && self.keeps == Keeps::Nothing
+            && let Err(error) = resize_leg(&self.leg, leg, self.stated)
+        {
+            tracing::debug!(volume = self.name, %error, "the leg of a disk stays longer than it need be");
+        }
         Ok(())
     }
 

@@ -63,6 +63,8 @@ pub(super) struct Settled {
     pub(super) rekey_rate: u64,
     /// A leg that was put back on purpose.
     pub(super) accept: Option<String>,
+    /// Bytes that stand at the leg in the stack.
+    pub(super) stated: u64,
 }
 
 /// Bytes of the operator's place for the root.

@@ -94,7 +94,7 @@ impl Authenticated {
         let before = self.blocks.load(Ordering::Relaxed);
         if blocks.0 >= before {
             self.forget_beyond(before).map_err(|error| self.failed("lengthen", &error))?;
-            self.leg.resize(needed)?;
+            legs::resize_leg(&self.leg, needed, self.settled.stated)?;
             let (from, end) = (block_start(before, block_size), needed.0 << block_size.shift());
             self.erase_leg(from, end.saturating_sub(from)).map_err(|error| self.failed("lengthen", &error))?;
             self.blocks.store(blocks.0, Ordering::Relaxed);
@@ -105,7 +105,8 @@ impl Authenticated {
         let _saving = self.take_saving();
         // Requests to what goes fail from now on.
         self.blocks.store(blocks.0, Ordering::Relaxed);
-        self.leg.resize(needed).inspect_err(|_| self.blocks.store(before, Ordering::Relaxed))
+        let resized = legs::resize_leg(&self.leg, needed, self.settled.stated);
+        resized.inspect_err(|_| self.blocks.store(before, Ordering::Relaxed))
     }
 
     /// Before the volume grows: blocks beyond its end, which it may have had before it was made shorter, are zeroes, durably.

@@ -2,6 +2,7 @@
 
 mod bad;
 pub(in crate::crypt) mod crashes;
+mod device;
 mod exchange;
 mod formats;
 mod promise;

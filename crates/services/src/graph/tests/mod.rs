@@ -1,6 +1,7 @@
 mod absent;
 mod live;
 mod reach;
+mod sizes;
 
 use std::{
     sync::{
