@@ -359,6 +359,36 @@ fn a_new_device_inherits_no_reservation() {
     daemon.finish();
 }
 
+/// The same where the volume was not there when the device was deleted, nor when that worker ended.
+#[test]
+fn a_new_device_inherits_no_reservation_of_a_volume_that_was_away() {
+    const EXCLUSIVE_ACCESS: u32 = 2 << 8;
+    let daemon = Daemon::start();
+    let [here, away] = ["disk.img", "away.img"].map(|name| daemon.path(name));
+    let stack = format!("file:{}", here.display());
+    let first = daemon.disk("first", &["--stack", &stack, "--size", "1M"], &[]);
+    daemon.run(&["device", "create", "second", "--nvme"]);
+    daemon.run(&["device", "attach", "second", "first"]);
+    let (mut first, mut second) = (OneHost::connect(&first), OneHost::connect(&daemon.socket("second")));
+    assert_eq!(first.run(NvmOpcode::RESERVATION_REGISTER, 0, [0, 7]), Status::SUCCESS);
+    assert_eq!(first.run(NvmOpcode::RESERVATION_ACQUIRE, EXCLUSIVE_ACCESS, [7, 0]), Status::SUCCESS);
+    fs::rename(&here, &away).unwrap();
+    daemon.kill_worker(Signal::KILL);
+    daemon.run(&["device", "delete", "first"]);
+    drop(first);
+    // It gets the first one's controller identifier.
+    daemon.run(&["device", "create", "third", "--nvme"]);
+    daemon.kill_worker(Signal::KILL);
+    fs::rename(&away, &here).unwrap();
+    assert_eq!(second.run(NvmOpcode::WRITE, 1, [1, 1]), Status::SUCCESS, "nobody holds it any more");
+    daemon.run(&["device", "attach", "third", "first"]);
+    let mut third = OneHost::connect(&daemon.socket("third"));
+    let acquired = third.run(NvmOpcode::RESERVATION_ACQUIRE, EXCLUSIVE_ACCESS, [7, 0]);
+    assert_eq!(acquired.code(), Status::RESERVATION_CONFLICT, "it has registered with nothing");
+    drop((second, third));
+    daemon.finish();
+}
+
 /// A file that is not there when a worker takes over is waited for: no command ends with an error, those on record the least.
 #[test]
 fn a_guest_waits_for_a_namespace_that_is_gone_for_now() {

@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
     fs, io,
     os::unix::ffi::OsStrExt,
@@ -158,6 +158,9 @@ pub(crate) struct VolumeRecord {
     /// The size that it is being given, larger than its own: it may have either.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) growing: Option<Size>,
+    /// How long its files were before that, where it was not told its size: no more than this follows from it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) lengths: BTreeMap<PathBuf, u64>,
     /// What the keeper knows its leaves in memory by, from left to right; empty: 0, 1, 2 and so on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) memory_leaves: Vec<u32>,

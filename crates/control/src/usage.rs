@@ -308,6 +308,24 @@ impl Account {
         self.put(metered, SHORTEST, durable);
     }
 
+    /// A meter that has counted beside the one that was on the account follows it: what it has counted by then is on nobody's.
+    pub(crate) fn begin(&self, one: &Metered) {
+        if self.path.is_none() {
+            return;
+        }
+        let apart = one.apart.iter().map(|(_, number, reading)| (*number, reading.clone())).collect();
+        let known = Known { meter: one.meter.clone(), reading: one.reading.clone(), apart, when: Instant::now() };
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).last.insert(one.volume.clone(), known);
+    }
+
+    /// Somebody is about to sum up the account: what is written from now on has no earlier time.
+    pub(crate) fn expect(&self) -> io::Result<()> {
+        if let Some(path) = &self.path {
+            self.state.lock().unwrap_or_else(PoisonError::into_inner).time(path)?;
+        }
+        Ok(())
+    }
+
     /// Volumes that do nothing have a line when so much time has passed.
     fn put(&self, metered: &[Metered], idle_line: Duration, durable: bool) {
         let Some(path) = &self.path else { return };
@@ -376,10 +394,7 @@ impl Account {
 
     /// Sums up a part of the account.
     pub(crate) fn sums(&self, question: &UsageQuestion) -> io::Result<Vec<UsageRow>> {
-        if let Some(path) = &self.path {
-            // What is written from now on is not before the time at which this was asked.
-            self.state.lock().unwrap_or_else(PoisonError::into_inner).time(path)?;
-        }
+        self.expect()?;
         let mut rows: BTreeMap<String, UsageRow> = BTreeMap::new();
         for path in self.path.iter().chain(&cells_accounts(self.path.as_deref())?) {
             match File::open(path) {

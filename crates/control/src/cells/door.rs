@@ -24,6 +24,7 @@ pub(super) const LIMIT: &str = "/cell/limit";
 pub(super) const DECLARE: &str = "/cell/declare";
 pub(super) const UPGRADE: &str = "/cell/upgrade";
 pub(super) const SETTLE: &str = "/cell/settle";
+pub(super) const USAGE: &str = "/cell/usage";
 
 /// Largest move in bytes: a family of volumes with their histories.
 const MOVE_LIMIT: usize = 16 << 20;
@@ -52,6 +53,7 @@ pub(crate) fn door(manager: &Arc<Manager>, declared: Option<Declared>) -> Router
         .route(DECLARE, post(declare))
         .route(UPGRADE, delete(call_off))
         .route(SETTLE, post(settle))
+        .route(USAGE, post(expect_usage))
         .with_state(Door { manager: Arc::clone(manager), declared: declared.map(Arc::new) })
 }
 
@@ -97,6 +99,12 @@ async fn call_off(State(door): State<Door>) -> StatusCode {
         std::process::exit(1);
     });
     StatusCode::ACCEPTED
+}
+
+/// The daemon is about to read this cell's account.
+async fn expect_usage(State(door): State<Door>) -> Result<StatusCode, Problem> {
+    blocking(door.manager, Manager::expect_usage).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 async fn settle(State(door): State<Door>) -> Result<StatusCode, Problem> {

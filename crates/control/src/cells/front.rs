@@ -1,6 +1,6 @@
 //! The API of a daemon with cells: each request goes to whoever has what it is about, and what is about all of them is put together.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use axum::{
     Router,
@@ -11,12 +11,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::Value;
+use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use super::{
-    CHANGE_LIMIT, Cells, HEARD_LIMIT, Kind, MAIN, Place,
-    client::{CellError, stream},
-    folder,
+    CHANGE_LIMIT, Cells, HEARD_LIMIT, Kind, LIST_LIMIT, MAIN, Place,
+    client::{CellError, ask, stream},
+    door, folder,
 };
 use crate::{
     Name,
@@ -93,6 +94,7 @@ async fn route(cells: Arc<Cells>, call: Call) -> Response {
         (_, ["v1", "apps", ..]) => cells.apps(call).await,
         (&Method::GET, ["v1", "status"]) => cells.status(call).await,
         (&Method::GET, ["metrics"]) => cells.metrics(call).await,
+        (&Method::GET, ["v1", "usage"]) => cells.usage(call).await,
         (&Method::GET, ["v1", "upgrade"]) => cells.show_upgrade(call).await,
         (&Method::POST, ["v1", "upgrade"]) => cells.begin_upgrade(call).await,
         (&Method::POST, ["v1", "volumes"]) => cells.create_volume(call).await,
@@ -263,6 +265,12 @@ impl Cells {
         answer
     }
 
+    /// The accounts are files, which this worker reads. Who writes them is told before: what he writes then is in no time that may be billed.
+    async fn usage(self: &Arc<Self>, call: Call) -> Response {
+        expect_usage(&self.run_dir, self.names()).await;
+        call.here().await
+    }
+
     /// Who may have sessions is said here, about volumes and sessions that are everywhere.
     async fn apps(self: &Arc<Self>, mut call: Call) -> Response {
         let is_question = call.parts.method == Method::GET;
@@ -352,6 +360,24 @@ impl Cells {
     }
 }
 
+/// Tells cells that their accounts are about to be read. One that does not answer has what it has written: nobody's bills wait for it.
+async fn expect_usage(run_dir: &Path, cells: Vec<Name>) {
+    let mut told = JoinSet::new();
+    for cell in cells {
+        let run_dir = folder(run_dir, &cell);
+        told.spawn(async move {
+            let answer = ask(&run_dir, Method::POST, door::USAGE, Bytes::new(), LIST_LIMIT).await;
+            let why = match answer {
+                Ok(answer) if answer.status.is_success() => return,
+                Ok(answer) => answer.status.to_string(),
+                Err(error) => error.to_string(),
+            };
+            tracing::warn!(worker = %cell, why, "the account is read, and the worker that writes a part of it was not told");
+        });
+    }
+    told.join_all().await;
+}
+
 /// Whether a device can have a cell of this name.
 pub(super) fn check_cell(cell: &Name, device: &DeviceSpec) -> Result<(), ControlError> {
     if cell.as_str() == MAIN {
@@ -362,4 +388,34 @@ pub(super) fn check_cell(cell: &Name, device: &DeviceSpec) -> Result<(), Control
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::UnixListener,
+    };
+
+    use super::*;
+    use crate::dirs::API_SOCKET;
+
+    #[tokio::test]
+    async fn who_writes_an_account_is_told_before_it_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let cells: [Name; 2] = ["x", "gone"].map(|name| name.parse().unwrap());
+        let own = folder(directory.path(), &cells[0]);
+        std::fs::create_dir_all(&own).unwrap();
+        let listener = UnixListener::bind(own.join(API_SOCKET)).unwrap();
+        let cell = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut heard = [0; 4096];
+            let length = stream.read(&mut heard).await.unwrap();
+            stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.unwrap();
+            String::from_utf8_lossy(&heard[..length]).into_owned()
+        });
+        // One that does not answer keeps nobody from it.
+        expect_usage(directory.path(), cells.into()).await;
+        assert!(cell.await.unwrap().starts_with("POST /cell/usage "));
+    }
 }

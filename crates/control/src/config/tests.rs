@@ -46,6 +46,7 @@ fn stored(text: &str) -> (Vec<VolumeRecord>, Vec<DeviceRecord>) {
         owns_file: false,
         own_size: false,
         growing: None,
+        lengths: std::collections::BTreeMap::new(),
         memory_leaves: Vec::new(),
         out_of_use: Vec::new(),
         untold: false,

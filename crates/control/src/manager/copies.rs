@@ -299,9 +299,14 @@ impl Manager {
         }
     }
 
-    /// Has the copies that run go on.
+    /// Has the copies that run go on, but for those of volumes that are not opened yet because their files do not answer.
     pub(super) fn launch_copies(&self, inner: &mut Inner) {
-        let runs = |copy: &&Copy| copy.record.state == CopyState::Running && copy.failing.is_none();
+        let is_heard = |name: &Name| !inner.late.may_hang(name);
+        let runs = |copy: &&Copy| {
+            let record = &copy.record;
+            let is_due = record.state == CopyState::Running && copy.thread.is_none() && copy.failing.is_none();
+            is_due && is_heard(&record.source) && is_heard(&record.target)
+        };
         let names: Vec<_> = inner.copies.values().filter(runs).map(|copy| copy.record.name.clone()).collect();
         for name in names {
             self.launch(inner, &name);

@@ -68,9 +68,6 @@ impl Manager {
             let cntlid = device.record.cntlid;
             inner.retire(device);
             inner.forget_controller(cntlid, &*self.host);
-            if inner.volumes.values().any(|volume| volume.live.is_err()) {
-                inner.forgotten.insert(cntlid);
-            }
         }
         for record in orphans {
             inner.adopt(record);
@@ -418,11 +415,20 @@ impl Inner {
         }
     }
 
-    /// What was forgotten while these volumes were not open.
-    pub(super) fn forget_late(&self, opened: &BTreeSet<Name>, host: &dyn Host) {
-        for namespace in opened.iter().filter_map(|name| self.volumes.get(name)?.live.as_ref().ok()) {
-            self.forgotten.iter().for_each(|cntlid| namespace.forget_controller(*cntlid, host));
+    /// The same for volumes that were opened: devices may have gone while they were not, here or in a worker before this one, and others have
+    /// their controller identifiers by now. Those did not get what was not there.
+    pub(super) fn forget_late<'a>(&self, opened: impl IntoIterator<Item = &'a Name>, host: &dyn Host) {
+        for (name, volume) in opened.into_iter().filter_map(|name| self.volumes.get_key_value(name)) {
+            if let Ok(namespace) = &volume.live {
+                namespace.forget_other_controllers(|cntlid| self.has_volume(cntlid, name), host);
+            }
         }
+    }
+
+    /// Whether the device with this controller identifier shows the volume, or is to.
+    fn has_volume(&self, cntlid: u16, volume: &Name) -> bool {
+        let device = self.devices.values().find(|device| device.record.cntlid == cntlid);
+        device.is_some_and(|device| device.record.namespaces.iter().any(|at| at.volume == *volume))
     }
 
     /// Lets go of devices whose commands have finished by now.

@@ -87,6 +87,10 @@ impl Manager {
         if inner.formatting.len() >= MOST {
             return Err(Status::NAMESPACE_NOT_READY);
         }
+        if let Err(error) = inner.check_format(&name, block_size) {
+            tracing::warn!(volume = %name, %error, "a guest's format is refused: the volume would not open again");
+            return Err(Status::INVALID_FORMAT.do_not_retry());
+        }
         let after = formatted(&before, block_size, namespace.volume.geometry().bytes());
         if let Err(error) = self.put(&after) {
             tracing::warn!(volume = %name, %error, "a guest's format could not be stored");
@@ -115,6 +119,19 @@ impl Manager {
 }
 
 impl Inner {
+    /// Whether a volume is opened again with blocks of this size, and whatever it is made of.
+    fn check_format(&self, name: &Name, block_size: BlockSize) -> Result<(), ControlError> {
+        self.below(name.as_str()).iter().chain([name]).try_for_each(|name| {
+            let Some((record, graph)) = self.volumes.get(name).map(|volume| (&volume.record, &volume.graph)) else {
+                return Ok(());
+            };
+            let Some(live) = graph else { return Ok(()) };
+            let sizes = [record.block_size().0, block_size];
+            let checked = live.graph.check_format(record.size().0, record.own_size, sizes);
+            checked.map_err(|source| ControlError::Graph { name: name.clone(), source })
+        })
+    }
+
     /// A disk that is being changed gives a volume no room meanwhile, nor takes any back: it would wait for that while its volumes' guests wait
     /// for it, or is not in force.
     pub(super) fn check_disk_idle(&self, name: &str) -> Result<(), ControlError> {

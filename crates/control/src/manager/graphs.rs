@@ -495,12 +495,13 @@ impl Manager {
     ) -> Result<VolumeView, ControlError> {
         let (mut live, before, mut after) = self.begin_change(name, next)?;
         after.history.push(HistoryEntry { note, ..HistoryEntry::now(&after.spec.stack) });
-        let meter = meter_of(&live);
+        let meters = meters_of(&live);
         // The lock is free: services may take their time to leave.
         let result = self.exchange(&mut live, &before, &after, reformat);
+        // Shards may take theirs as well: what is done meanwhile is the next meter's.
+        self.close_meter(&self.peek(), name, &meters, &live);
         self.reach_users(name);
         let mut inner = self.peek();
-        self.close_meter(&inner, name, meter.as_ref(), &live);
         inner.changing.remove(name);
         match inner.volumes.get_mut(name) {
             Some(volume) => {
@@ -570,10 +571,10 @@ impl Manager {
         let size = Some(before.size().0);
         let block_size = before.block_size().0;
         let plan = Plan { volume: name.as_str(), stack: &after.spec.stack, size, block_size };
-        let built = Graph::build(&plan, &opener, &shared, &spawner, Some(&live.graph));
+        let built = Graph::build_next(&plan, &opener, &shared, &spawner, (&live.graph, before.own_size));
         let mut record = after.clone();
-        record.own_size = false;
-        let result = built.map_err(|error| failed(name, error)).and_then(|mut new| {
+        let result = built.map_err(|error| failed(name, error)).and_then(|(mut new, own_size)| {
+            record.own_size = own_size;
             if let Some(kept) = &opener.kept {
                 kept.renumber(&live.graph, &mut record, &numbers, &new);
             }
@@ -685,9 +686,9 @@ fn commanded(stack: &Node) -> String {
     }
 }
 
-/// What counts for the account.
-fn meter_of(live: &LiveGraph) -> Option<Arc<dyn Service>> {
-    live.graph.services("meter").into_iter().next().map(|(_, meter)| meter)
+/// A volume's meters. The first one, which is the uppermost, counts for the account.
+fn meters_of(live: &LiveGraph) -> Vec<Arc<dyn Service>> {
+    live.graph.services("meter").into_iter().map(|(_, meter)| meter).collect()
 }
 
 impl Inner {
@@ -711,7 +712,7 @@ impl Inner {
     }
 
     fn all_metered<'a>(&self, volumes: impl IntoIterator<Item = &'a super::Volume>) -> Vec<Metered> {
-        let metered = |volume: &super::Volume| self.metered(volume, &meter_of(volume.graph.as_ref()?)?);
+        let metered = |volume: &super::Volume| self.metered(volume, meters_of(volume.graph.as_ref()?).first()?);
         volumes.into_iter().filter_map(metered).collect()
     }
 }
@@ -748,15 +749,27 @@ impl Manager {
         self.account.close(&inner.all_metered(inner.volumes.values()), false);
     }
 
-    /// The same for a meter that a change has taken out, or has made another's.
-    fn close_meter(&self, inner: &Inner, name: &str, before: Option<&Arc<dyn Service>>, after: &LiveGraph) {
+    /// The same for a meter that a change has taken out, or has made another's. `before`: those of the old graph.
+    fn close_meter(&self, inner: &Inner, name: &str, before: &[Arc<dyn Service>], after: &LiveGraph) {
         let Some(volume) = inner.volumes.get(name) else { return };
-        let Some(before) = before.and_then(|meter| inner.metered(volume, meter)) else { return };
-        let after = meter_of(after).and_then(|meter| inner.metered(volume, &meter));
-        let goes_on = |after: Metered| after.meter.ptr_eq(&before.meter) && after.reading.tenant == before.reading.tenant;
-        if !after.is_some_and(goes_on) {
-            self.account.close(&[before], true);
+        let metered = |meter: &Arc<dyn Service>| inner.metered(volume, meter);
+        let Some(last) = before.first().and_then(metered) else { return };
+        let next = meters_of(after).first().and_then(metered);
+        let counts_on = next.as_ref().is_some_and(|next| next.meter.ptr_eq(&last.meter));
+        if counts_on && next.as_ref().is_some_and(|next| next.reading.tenant == last.reading.tenant) {
+            return;
         }
+        self.account.close(&[last], true);
+        // One that was there below the last has counted what is on the account by that.
+        let counted = |next: Metered| before.iter().filter_map(metered).find(|old| old.meter.ptr_eq(&next.meter));
+        if let Some(counted) = next.filter(|_| !counts_on).and_then(counted) {
+            self.account.begin(&counted);
+        }
+    }
+
+    /// Somebody is about to sum up the account.
+    pub(crate) fn expect_usage(&self) -> Result<(), ControlError> {
+        self.account.expect().map_err(|source| ControlError::Account { source })
     }
 
     /// Sums up a part of the account.

@@ -28,11 +28,14 @@ use crate::{
     confine::tell_refused,
     error::ControlError,
     model::{Backend, LogicalBlock, VolumeSpec},
-    store::{Changes, NamespaceRecord, StoreError},
+    store::{Changes, DeviceRecord, NamespaceRecord, StoreError},
 };
 
 /// How often the shards' load is measured.
 const SAMPLING: Duration = Duration::from_secs(1);
+
+/// Requests that are looked through at most for attachments that can be stored together.
+const AT_ONCE: usize = 4096;
 
 /// Names tried for a guest's namespace before its request is refused.
 const NAMES: u32 = 100;
@@ -147,48 +150,82 @@ impl Turns {
     }
 }
 
+/// What is to be done next.
+pub(super) enum Turn {
+    Request(Request),
+    /// What has to be done again and again.
+    Due,
+    /// Nobody asks any more.
+    Over,
+}
+
 /// The manager's end.
 pub(super) struct HostThread {
     manager: WeakManager,
     requests: Receiver<Request>,
+    /// Those that have been taken already.
+    waiting: VecDeque<Request>,
     turns: Turns,
 }
 
 impl HostThread {
     pub(super) fn new(manager: WeakManager, requests: Receiver<Request>) -> Self {
-        Self { manager, requests, turns: Turns::default() }
+        Self { manager, requests, waiting: VecDeque::new(), turns: Turns::default() }
     }
 
     /// Answers until the manager is gone.
-    pub(super) fn run(self) {
+    pub(super) fn run(mut self) {
         let measuring = measuring(self.manager.clone());
         let mut next = Instant::now() + SAMPLING;
         loop {
-            let request = self.requests.recv_timeout(next.saturating_duration_since(Instant::now()));
+            let turn = self.turn(next);
             let Some(manager) = self.manager.upgrade() else { return };
-            match request {
-                Ok(request) => match request.needs_files() {
+            match turn {
+                Turn::Request(Request::Attachment { device, nsid, attached }) => {
+                    self.note_attachments(&manager, (device, nsid), attached);
+                }
+                Turn::Request(request) => match request.needs_files() {
                     Some(device) => self.turns.add(&manager, &device, request),
                     None => manager.answer(request),
                 },
-                Err(RecvTimeoutError::Timeout) => {
-                    manager.sample_loads();
-                    tell_refused();
+                Turn::Due => {
                     // Full: it is at it still.
                     let _ = measuring.try_send(());
-                    manager.end_sessions();
-                    manager.watch_volumes();
-                    manager.note_legs(&mut manager.peek());
-                    manager.settle_copies();
-                    if manager.account.is_due() {
-                        manager.keep_account();
-                    }
-                    manager.bury();
+                    manager.do_what_is_due();
                     next = Instant::now() + SAMPLING;
                 }
-                Err(RecvTimeoutError::Disconnected) => return,
+                Turn::Over => return,
             }
         }
+    }
+
+    /// The clock is looked at first: guests that ask without a pause would put off for ever what is due.
+    pub(super) fn turn(&mut self, next: Instant) -> Turn {
+        let left = next.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Turn::Due;
+        }
+        if let Some(request) = self.waiting.pop_front() {
+            return Turn::Request(request);
+        }
+        match self.requests.recv_timeout(left) {
+            Ok(request) => Turn::Request(request),
+            Err(RecvTimeoutError::Timeout) => Turn::Due,
+            Err(RecvTimeoutError::Disconnected) => Turn::Over,
+        }
+    }
+
+    /// Those that wait behind it are stored with it, of each namespace the last: many guests together ask sooner than each could be stored.
+    pub(super) fn note_attachments(&mut self, manager: &Manager, first: (String, u32), attached: bool) {
+        let mut latest = BTreeMap::from([(first, attached)]);
+        for request in self.requests.try_iter().take(AT_ONCE) {
+            if let Request::Attachment { device, nsid, attached } = request {
+                latest.insert((device, nsid), attached);
+            } else {
+                self.waiting.push_back(request);
+            }
+        }
+        manager.note_attachments(latest);
     }
 }
 
@@ -208,6 +245,20 @@ fn measuring(manager: WeakManager) -> SyncSender<()> {
 }
 
 impl Manager {
+    /// Does what is due each second.
+    fn do_what_is_due(&self) {
+        self.sample_loads();
+        tell_refused();
+        self.end_sessions();
+        self.watch_volumes();
+        self.note_legs(&mut self.peek());
+        self.settle_copies();
+        if self.account.is_due() {
+            self.keep_account();
+        }
+        self.bury();
+    }
+
     fn answer(self: &Arc<Self>, request: Request) {
         match request {
             Request::Create { device, nsid, bytes, block_size, reply } => {
@@ -224,7 +275,7 @@ impl Manager {
                 tracing::debug!(device, volume = namespace.volume.name(), ?format, "guest formats a namespace");
                 self.format(&device, namespace, format, reply);
             }
-            Request::Attachment { device, nsid, attached } => self.note_attachment(&device, nsid, attached),
+            Request::Attachment { device, nsid, attached } => self.note_attachments([((device, nsid), attached)].into()),
             Request::Notice { namespace, notify } => self.pass_notice(&namespace, &notify),
         }
     }
@@ -320,7 +371,7 @@ impl Manager {
         let mut record = entry.record.clone();
         record.namespaces.retain(|namespace| namespace.nsid != nsid);
         self.close_account(&inner, [&name]);
-        let file = inner.volumes.get(&name).and_then(|volume| volume.record.own_file()).map(Path::to_owned);
+        let file = inner.volumes.get(&name).and_then(|volume| inner.removable_file(&volume.record));
         let (put_devices, remove_volumes, put_files) = (vec![&record], vec![&name], file.as_deref().into_iter().collect());
         if let Err(error) = self.store.apply(&Changes { put_devices, remove_volumes, put_files, ..Changes::default() }) {
             tracing::warn!(device, volume = %name, %error, "the deletion of a guest's namespace could not be stored");
@@ -329,8 +380,9 @@ impl Manager {
         }
         let gone = inner.volumes.remove(&name).map(|mut volume| {
             volume.close_for_good(true);
-            inner.forget_kept(&volume.record.spec.name, volume.record.uuid);
-            self.remove_own_file(&volume.record);
+            inner.forget_kept(&name, volume.record.uuid);
+            inner.late.forget_volume(&name);
+            self.remove_own_file(&name, file.as_deref());
             volume
         });
         inner.set_record(device, record);
@@ -340,18 +392,29 @@ impl Manager {
         Ok(())
     }
 
-    fn note_attachment(&self, device: &str, nsid: u32, attached: bool) {
+    /// Stores what guests have attached or detached, by device and namespace.
+    fn note_attachments(&self, attachments: BTreeMap<(String, u32), bool>) {
         let Ok(mut inner) = self.lock() else { return };
-        let Ok(entry) = inner.device(device) else { return };
-        let mut record = entry.record.clone();
-        let Some(namespace) = record.namespaces.iter_mut().find(|namespace| namespace.nsid == nsid) else { return };
-        if std::mem::replace(&mut namespace.attached, attached) == attached {
+        let mut changed: BTreeMap<String, DeviceRecord> = BTreeMap::new();
+        for ((device, nsid), attached) in attachments {
+            let Some(entry) = inner.devices.get(device.as_str()) else { continue };
+            let record = changed.get(&device).unwrap_or(&entry.record);
+            let Some(at) = record.namespaces.iter().position(|namespace| namespace.nsid == nsid) else { continue };
+            if record.namespaces[at].attached != attached {
+                changed.entry(device).or_insert_with(|| entry.record.clone()).namespaces[at].attached = attached;
+            }
+        }
+        if changed.is_empty() {
             return;
         }
-        if let Err(error) = self.store.apply(&Changes { put_devices: vec![&record], ..Changes::default() }) {
-            tracing::warn!(device, nsid, attached, %error, "what a guest attached or detached could not be stored");
+        let put_devices = changed.values().collect();
+        if let Err(error) = self.store.apply(&Changes { put_devices, ..Changes::default() }) {
+            let devices: Vec<_> = changed.keys().collect();
+            tracing::warn!(?devices, %error, "what guests attached or detached could not be stored");
         }
-        inner.set_record(device, record);
+        for (device, record) in changed {
+            inner.set_record(&device, record);
+        }
     }
 }
 
@@ -407,7 +470,7 @@ impl Inner {
         self.volumes.get(&namespace.volume)?.record.own_file().map(Path::to_owned)
     }
 
-    fn set_record(&mut self, device: &str, record: crate::store::DeviceRecord) {
+    fn set_record(&mut self, device: &str, record: DeviceRecord) {
         if let Some(device) = self.devices.get_mut(device) {
             device.record = record;
         }

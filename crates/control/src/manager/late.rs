@@ -17,26 +17,28 @@
 //!   its disk answers. The same where a leg was out of use before the dead worker ended. After [`PATIENCE`] it is others' requests that have not ended.
 //! * Of what this worker has not opened, it knows nothing but what the witness tells.
 //!
+//! A file system that does not answer would hang whoever opens a volume there. So the files are looked at before, and volumes of which that does
+//! not end in time are taken for missing ones until it does ([`super::looks`]), whether there was a worker before this one or not.
+//!
 //! The API waits for none of it, but while volumes are being opened, and for a shard's answer: what exists is locked then.
 //!
 //! Nobody else would do better: another worker does not find a file either that is not there, and waits for one that is kept, for a second with
 //! all guests. So there is no upgrade meanwhile ([`Inner::why_waited_for`]).
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    iter,
-    path::{Path, PathBuf},
-    thread,
+    collections::{BTreeMap, BTreeSet},
+    iter, thread,
     time::{Duration, Instant},
 };
 
+use millrace_block::VolumeError;
 use millrace_services::{Leaf, migrate::stacks};
-use rustix::{
-    fs::{FlockOperation, Mode, OFlags, flock, open},
-    io::Errno,
-};
 
-use super::{Device, Inner, Manager, Volume, WeakManager, crew::Crew, restore::go_on};
+use super::{
+    Device, Inner, Manager, Volume, WeakManager,
+    looks::{Found, Looks, mount_points},
+    restore::go_on,
+};
 use crate::{
     Name,
     daemon::monotonic_micros,
@@ -54,8 +56,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const HASTE: Duration = Duration::from_secs(1);
 /// The same later, for one that nobody kept a moment ago.
 const MOMENT: Duration = Duration::from_millis(100);
-/// Volumes whose files are being looked at: each look that hangs has a lane of the broker, of which there are not many more.
-const LOOKS: usize = 4;
+/// How long nobody is served for a file system that does not answer. Where no guest waits, a disk may have to start turning.
+const ANSWER: Duration = Duration::from_secs(1);
+const ANSWER_AT_START: Duration = Duration::from_secs(3);
+/// How long for files that answer one by one, and slowly.
+const ALL_ANSWERS: Duration = Duration::from_secs(2);
 /// How soon is looked again, at first and at last.
 const FIRST_LOOK: Duration = Duration::from_millis(2);
 const LOOK: Duration = Duration::from_secs(1);
@@ -73,16 +78,6 @@ enum Doubt {
     Lasting,
 }
 
-/// What a look at a file, or at a volume's files, has found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Found {
-    /// Nobody keeps it, or it cannot be looked at: opening it says more.
-    Free,
-    Gone(PathBuf),
-    /// Somebody has locked it.
-    Kept(PathBuf),
-}
-
 /// Who waits.
 #[derive(Default)]
 pub(super) struct Late {
@@ -94,6 +89,8 @@ pub(super) struct Late {
     /// Volumes that are opened later if their files are in use, and until when they are waited for before.
     hasty: BTreeSet<Name>,
     hurry: Option<Instant>,
+    /// Volumes whose files did not answer in time, and what is made of them; whether they are free since, for all that is known.
+    unheard: BTreeMap<Name, bool>,
     /// What the last looks at volumes that are missed have found.
     found: BTreeMap<Name, Found>,
     /// Volumes that were opened later, and are not shown to guests that do not wait.
@@ -110,7 +107,7 @@ pub(super) struct Late {
 impl Late {
     /// How long a stored volume's files are waited for at most.
     pub(super) fn patience(&self, volume: &Name) -> Duration {
-        let hurry = self.hurry.filter(|_| self.hasty.contains(volume));
+        let hurry = self.hurry.filter(|_| self.hasty.contains(volume) || self.unheard.contains_key(volume));
         hurry.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
     }
 
@@ -129,10 +126,22 @@ impl Late {
         self.silent.remove(device);
     }
 
-    /// A volume is not this worker's to open.
+    /// A volume is gone, or not this worker's to open.
     pub(super) fn forget_volume(&mut self, volume: &Name) {
+        self.found.remove(volume);
         self.hasty.remove(volume);
+        self.unheard.remove(volume);
         self.unshown.remove(volume);
+    }
+
+    /// Whether a volume's files have not answered up to now.
+    pub(super) fn is_unheard(&self, volume: &Name) -> bool {
+        self.unheard.get(volume) == Some(&false)
+    }
+
+    /// Whether a volume's files had not answered when it was last to be opened, whatever they have done since.
+    pub(super) fn may_hang(&self, volume: &Name) -> bool {
+        self.unheard.contains_key(volume)
     }
 
     /// From now on nothing is opened or shown any more.
@@ -146,27 +155,6 @@ impl Late {
         let holds = |doubt: &Doubt| *doubt == Doubt::Lasting || brief;
         !self.earlier.have_ended() && volumes.iter().filter_map(|volume| self.doubts.get(volume)).any(holds)
     }
-}
-
-/// Looks at a file.
-fn look(path: &Path, read_only: bool) -> Found {
-    let lock = if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
-    // NONBLOCK: it may be a FIFO by now.
-    let file = open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty());
-    match file.and_then(|file| flock(&file, lock)) {
-        Err(Errno::NOENT) => Found::Gone(path.to_owned()),
-        Err(Errno::WOULDBLOCK) => Found::Kept(path.to_owned()),
-        Ok(()) | Err(_) => Found::Free,
-    }
-}
-
-/// Looks at a volume's files: the worst that is found.
-fn look_at_all(record: &VolumeRecord) -> Found {
-    let files = record.spec.stack.leaves().into_iter().filter_map(Leaf::file);
-    let found: Vec<_> = files.map(|path| look(path, record.spec.read_only)).collect();
-    // Of one that is kept, a try to open the volume would wait.
-    let kept = found.iter().find(|found| matches!(found, Found::Kept(_)));
-    kept.or_else(|| found.iter().find(|found| **found != Found::Free)).cloned().unwrap_or(Found::Free)
 }
 
 // ---- before guests go on --------------------------------------------------------------------------------------------
@@ -191,6 +179,36 @@ impl Inner {
         let whole: BTreeSet<_> = volumes.iter().filter(is_whole).map(|volume| &volume.spec.name).collect();
         self.late.hasty = shown.filter(|name| whole.contains(name)).cloned().collect();
         self.late.hurry = Some(Instant::now() + HASTE);
+    }
+
+    /// Finds the volumes whose files do not answer, before they are opened: what hangs then keeps everybody waiting. Where no guest waits there is
+    /// no end to it as long as some others do answer: they may be many, and slow.
+    pub(super) fn look_first(&mut self, volumes: &[VolumeRecord]) -> Looks {
+        let has_files = |record: &&VolumeRecord| record.spec.stack.leaves().into_iter().any(|leaf| leaf.file().is_some());
+        let limit = if self.late.hurry.is_some() { ANSWER } else { ANSWER_AT_START };
+        let mut looks = Looks::new();
+        looks.ask(volumes.iter().filter(has_files).cloned().collect(), mount_points());
+        let end = self.late.hurry.map(|_| Instant::now() + ALL_ANSWERS);
+        let until = |soon: Instant| end.map_or(soon, |end| soon.min(end));
+        while looks.next_done(until(Instant::now() + limit), true).is_some() {}
+        self.late.unheard = looks.unanswered().map(|name| (name.clone(), false)).collect();
+        looks
+    }
+
+    /// Why a stored volume is not opened yet: it, or something that it is made of, does not answer. All of it waits: without a leg it would go on
+    /// with less, and a growth or a migration be given up.
+    pub(super) fn why_unheard(&mut self, record: &VolumeRecord) -> Option<String> {
+        let (name, leaves) = (&record.spec.name, record.spec.stack.leaves());
+        let what = if self.late.is_unheard(name) {
+            let files: Vec<_> = leaves.into_iter().filter_map(Leaf::file).map(|path| path.display().to_string()).collect();
+            format!("the file system of {} does not answer", files.join(" or "))
+        } else {
+            let mut below = leaves.into_iter().filter_map(|leaf| self.volumes.get_key_value(leaf.volume()?));
+            let (below, _) = below.find(|(below, _)| self.late.is_unheard(below))?;
+            format!("volume {below}, of which it is made, does not answer")
+        };
+        self.late.unheard.insert(name.clone(), false);
+        Some(format!("{what}; it is opened when that does: see to the disk, file system or network, or delete the volume"))
     }
 
     /// Notes what is in doubt of volumes that have just been opened, or not. Nobody is in a hurry any more.
@@ -242,10 +260,12 @@ impl Inner {
 
     /// Finds the devices that are to wait.
     pub(super) fn hold_back(&mut self) {
-        if self.late.until.is_none() {
-            return;
-        }
-        let late = self.devices.values().filter_map(|device| {
+        // Where there was no worker before this one, a virtio disk still is to show what is opened later.
+        let may_wait = |device: &&Device| {
+            let mut shown = device.record.namespaces.iter();
+            self.late.until.is_some() || shown.any(|at| self.late.unheard.contains_key(&at.volume))
+        };
+        let late = self.devices.values().filter(may_wait).filter_map(|device| {
             let volumes = self.in_doubt(&device.record);
             // What it was held up by may be over by now: then that is found at the first look.
             let is_late = self.is_late(device, &volumes) || device.failed.values().any(|reason| reason == HELD_UP);
@@ -312,12 +332,12 @@ impl Inner {
 
 impl Manager {
     /// Looks after those that wait, and after the dead worker's last requests, in a thread of its own.
-    pub(super) fn attend_late(&self, inner: &Inner) {
+    pub(super) fn attend_late(&self, inner: &Inner, looks: Looks) {
         if inner.is_all_over() {
             return;
         }
         let manager = self.itself.clone();
-        let spawned = thread::Builder::new().name("millrace-late".to_owned()).spawn(move || attend(&manager));
+        let spawned = thread::Builder::new().name("millrace-late".to_owned()).spawn(move || attend(&manager, looks));
         if let Err(error) = spawned {
             tracing::error!(%error, "no thread for devices that wait: their guests do so until the next worker takes over");
         }
@@ -333,7 +353,7 @@ impl Manager {
         inner.late.earlier.look();
         let is_free = |(_, found): &(&Name, &Found)| !matches!(found, Found::Kept(_));
         let free: BTreeSet<_> = found.iter().filter(is_free).map(|(name, _)| name.clone()).collect();
-        inner.late.found.extend(found);
+        inner.note_found(found);
         let opened = inner.open_again(&free);
         if !opened.is_empty() {
             // Before anybody is shown them.
@@ -341,8 +361,8 @@ impl Manager {
             self.take_in(inner, opened);
         }
         // A shard that was silent may have kept more from being shown.
-        inner.show_missing();
-        inner.show_others();
+        let unasked = inner.show_missing();
+        inner.show_others(&unasked);
         inner.let_go_on();
         if inner.is_nobody_late() && !self.is_on_trial() {
             self.drop_untaken(inner);
@@ -359,6 +379,7 @@ impl Manager {
         self.note_legs(inner);
         inner.late.unshown.extend(opened);
         self.attend_migrations(inner);
+        self.launch_copies(inner);
     }
 
     /// Volumes that somebody waits for.
@@ -370,30 +391,19 @@ impl Manager {
 }
 
 /// Looks after those that wait until nobody does.
-fn attend(weak: &WeakManager) {
+fn attend(weak: &WeakManager, mut looks: Looks) {
     let (mut pause, mut next) = (FIRST_LOOK, Instant::now());
-    // Each volume's files are looked at by a thread of its own: a file system may not answer.
-    let (mut crew, mut due) = (Crew::new(), VecDeque::new());
     loop {
         let until = Instant::now() + pause;
         let is_time = Instant::now() >= next;
-        if is_time && due.is_empty() {
+        if is_time {
             let Some(manager) = weak.upgrade() else { return };
             let missed = manager.missed();
             drop(manager);
-            let busy: BTreeSet<Name> = crew.names().cloned().collect();
-            due.extend(missed.into_iter().filter(|record| !busy.contains(&record.spec.name)));
+            let mounts = if missed.is_empty() { Vec::new() } else { mount_points() };
+            looks.ask(missed, mounts);
         }
-        let mut found = BTreeMap::new();
-        loop {
-            while is_time && crew.names().count() < LOOKS {
-                let Some(record) = due.pop_front() else { break };
-                let name = record.spec.name.clone();
-                crew.add(&name, move || look_at_all(&record));
-            }
-            let Some((name, its)) = crew.next_done(until) else { break };
-            found.insert(name, its);
-        }
+        let found: BTreeMap<_, _> = iter::from_fn(|| looks.next_done(until, is_time)).collect();
         thread::sleep(until.saturating_duration_since(Instant::now()));
         pause = (pause * 2).min(LOOK);
         let Some(manager) = weak.upgrade() else { return };
@@ -427,17 +437,15 @@ impl Inner {
         let late = self.late.devices.keys().filter_map(|name| self.devices.get(name));
         let shown = late.flat_map(|device| &device.record.namespaces).map(|namespace| &namespace.volume);
         let below = shown.flat_map(|name| iter::once(name.clone()).chain(self.below_with(name.as_str(), true)));
-        below.chain(self.late.hasty.iter().cloned()).filter(|name| self.is_missing(name)).collect()
+        let later = self.late.hasty.iter().chain(self.late.unheard.keys()).cloned();
+        below.chain(later).filter(|name| self.is_missing(name)).collect()
     }
 
     /// Why no other worker may take this one's place: it would do no better, and all guests wait meanwhile. Nothing is looked at here: a file
     /// system may not answer.
     pub(super) fn why_waited_for(&self) -> Option<String> {
         self.missed().into_iter().find_map(|name| {
-            let shows = |device: &&Device| {
-                device.record.namespaces.iter().any(|at| self.is_over(at.volume.as_str(), name.as_str()))
-            };
-            let device = self.devices.values().find(shows).map(|device| &device.record.spec.name);
+            let device = self.who_shows(&name).map(|device| &device.record.spec.name);
             let what = match self.late.found.get(&name) {
                 Some(Found::Free) => return None,
                 // Nobody's namespace would be missed.
@@ -459,26 +467,60 @@ impl Inner {
         })
     }
 
-    /// Opens those of these volumes that are not open; which it did.
-    fn open_again(&mut self, free: &BTreeSet<Name>) -> BTreeSet<Name> {
-        let mut opened = BTreeSet::new();
-        // One that is made of another is opened after it.
-        loop {
-            let is_closed = |name: &&Name| self.is_missing(name) && self.idle_volume(name.as_str()).is_ok();
-            let closed: Vec<_> = free.iter().filter(is_closed).cloned().collect();
-            let before = opened.len();
-            for name in closed {
-                self.late.hurry = Some(Instant::now() + MOMENT);
-                if self.reopen_failed(&name) {
-                    self.late.hasty.remove(&name);
-                    opened.insert(name);
-                }
-            }
-            self.late.hurry = None;
-            if opened.len() == before {
-                return opened;
+    /// Takes what was found of volumes' files. What is made of one that somebody keeps waits on: it would be opened without it.
+    fn note_found(&mut self, found: BTreeMap<Name, Found>) {
+        for (name, found) in &found {
+            let Some(heard) = self.late.unheard.get_mut(name) else { continue };
+            *heard = !matches!(found, Found::Kept(_));
+            let failed = self.volumes.get_mut(name).filter(|volume| volume.live.is_err());
+            if let (Found::Kept(path), Some(volume)) = (found, failed) {
+                volume.live = Err(format!("{} is in use; the volume is opened when that is over", path.display()));
             }
         }
+        self.late.found.extend(found);
+    }
+
+    /// A volume could not be opened. One that did not answer before is waited for on account of its lock, or of a device that is to show it.
+    fn note_failed(&mut self, name: &Name, error: &ControlError) {
+        if matches!(error, ControlError::Volume(VolumeError::InUse { .. })) {
+            self.late.unheard.entry(name.clone()).and_modify(|heard| *heard = false);
+        } else if self.who_shows(name).is_none() {
+            self.late.unheard.remove(name);
+        }
+    }
+
+    /// A device that is to show a volume, or something that is made of it.
+    fn who_shows(&self, name: &Name) -> Option<&Device> {
+        let shows =
+            |device: &&Device| device.record.namespaces.iter().any(|at| self.is_over(at.volume.as_str(), name.as_str()));
+        self.devices.values().find(shows)
+    }
+
+    /// Opens those of these volumes that are not open; which it did.
+    fn open_again(&mut self, free: &BTreeSet<Name>) -> BTreeSet<Name> {
+        let is_closed = |name: &&Name| self.is_missing(name) && self.idle_volume(name.as_str()).is_ok();
+        let mut left: Vec<_> = free.iter().filter(is_closed).cloned().collect();
+        let mut opened = BTreeSet::new();
+        while !left.is_empty() {
+            // One that is made of others is opened after them.
+            let is_first = |name: &Name| self.below_with(name.as_str(), true).iter().all(|below| !left.contains(below));
+            let at = left.iter().position(is_first).unwrap_or(0);
+            let name = left.remove(at);
+            let waits = |below: &Name| self.late.is_unheard(below) && self.is_missing(below);
+            if self.below_with(name.as_str(), true).iter().any(waits) {
+                continue;
+            }
+            self.late.hurry = Some(Instant::now() + MOMENT);
+            if let Err(error) = self.reopen_failed(&name) {
+                self.note_failed(&name, &error);
+                continue;
+            }
+            self.late.hasty.remove(&name);
+            self.late.unheard.remove(&name);
+            opened.insert(name);
+        }
+        self.late.hurry = None;
+        opened
     }
 
     fn renew_doubts(&mut self, opened: &BTreeSet<Name>) {
@@ -490,40 +532,43 @@ impl Inner {
         }
     }
 
-    /// Has controllers show volumes that were opened later: those whose guests wait, or the others. Whether all that have one could be asked.
-    fn show_opened(&mut self, opened: &BTreeSet<Name>, late: bool) -> bool {
+    /// Has controllers show volumes that were opened later: those whose guests wait, or the others. Which could not be asked.
+    fn show_opened(&mut self, opened: &BTreeSet<Name>, late: bool) -> BTreeSet<Name> {
         let names: Vec<_> = self.devices.keys().filter(|name| self.late.has(name) == late).cloned().collect();
-        let mut answered = true;
+        let mut unasked = BTreeSet::new();
         for name in names {
-            if matches!(self.devices.get(&name), Some(Device { live: Ok(Live::Controller(_)), .. })) {
-                answered &= self.show_failed(&name, opened);
+            let is_controller = matches!(self.devices.get(&name), Some(Device { live: Ok(Live::Controller(_)), .. }));
+            if is_controller && !self.show_failed(&name, opened) {
+                unasked.insert(name);
             }
         }
-        answered
+        unasked
     }
 
-    /// Has controllers whose guests wait show what they could not show, where it is there.
-    fn show_missing(&mut self) {
+    /// Has controllers whose guests wait show what they could not show, where it is there. Which could not be asked.
+    fn show_missing(&mut self) -> BTreeSet<Name> {
         let there: BTreeSet<_> =
             self.volumes.values().filter(|it| it.live.is_ok()).map(|it| it.record.spec.name.clone()).collect();
-        self.show_opened(&there, true);
+        self.show_opened(&there, true)
     }
 
     /// Has devices whose guests do not wait show volumes that were opened later, once what the dead worker's guests had begun to write there
-    /// goes before what these write. A shard that hangs keeps nobody waiting but for its own devices' volumes.
-    fn show_others(&mut self) {
+    /// goes before what these write. A shard that hangs keeps nobody waiting but for its own devices' volumes. `unasked`: without a namespace,
+    /// a device begins no pair there, whether it answers by now or not.
+    fn show_others(&mut self, unasked: &BTreeSet<Name>) {
         if self.late.unshown.is_empty() && self.late.silent.is_empty() {
             return;
         }
         let late = self.late.devices.keys().filter_map(|name| self.devices.get(name));
-        let is_silent = |device: &&Device| match device.live.as_ref().map(Live::begin_pairs) {
-            Ok(Err(ControlError::Silent { .. })) => true,
+        let begin = |device: &Device| match device.live.as_ref().map(Live::begin_pairs) {
+            Ok(Err(ControlError::Silent { .. })) => false,
             Ok(Err(error)) => {
                 tracing::error!(device = %device.record.spec.name, %error, "what was begun is not finished");
-                false
+                true
             }
-            Ok(Ok(())) | Err(_) => false,
+            Ok(Ok(())) | Err(_) => true,
         };
+        let is_silent = |device: &&Device| unasked.contains(&device.record.spec.name) || !begin(device);
         let silent: Vec<&Device> = late.filter(is_silent).collect();
         let theirs = silent.iter().flat_map(|device| &device.record.namespaces).map(|at| &at.volume);
         let theirs: BTreeSet<Name> = theirs.cloned().collect();
@@ -531,7 +576,7 @@ impl Inner {
         let unshown = std::mem::take(&mut self.late.unshown).into_iter();
         let (kept, ready): (BTreeSet<_>, BTreeSet<_>) = unshown.partition(|name| theirs.contains(name));
         self.late.unshown = kept;
-        if !self.show_opened(&ready, false) {
+        if !self.show_opened(&ready, false).is_empty() {
             self.late.unshown.extend(ready);
         }
     }
@@ -592,9 +637,8 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-
     use super::*;
+    use crate::manager::looks::tests::record;
 
     #[test]
     fn who_waits_for_the_dead_workers_last_request_and_how_long() {
@@ -613,39 +657,11 @@ mod tests {
         assert!(!over.holds_up(&volumes), "the last request has ended");
     }
 
-    #[test]
-    fn a_file_that_somebody_keeps_is_left_alone() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("a.img");
-        assert_eq!(look(&path, false), Found::Gone(path.clone()));
-        let [is_free, is_kept] = [Found::Free, Found::Kept(path.clone())];
-        let file = File::create(&path).unwrap();
-        flock(&file, FlockOperation::NonBlockingLockShared).unwrap();
-        assert_eq!([true, false].map(|read_only| look(&path, read_only)), [is_free.clone(), is_kept.clone()]);
-        flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
-        assert_eq!([true, false].map(|read_only| look(&path, read_only)), [is_kept.clone(), is_kept]);
-        flock(&file, FlockOperation::Unlock).unwrap();
-        assert_eq!(look(&path, false), is_free);
-    }
-
     /// With one volume that could not be opened, for this reason.
     fn missing(reason: &str) -> (Inner, Name) {
         let mut inner = Inner::default();
         let name: Name = "v".parse().unwrap();
-        let spec = r#"{"name": "v", "stack": "file:/away.img", "size": "1M"}"#;
-        let record = VolumeRecord {
-            spec: serde_json::from_str(spec).unwrap(),
-            formatted: None,
-            uuid: uuid::Uuid::nil(),
-            created_by: None,
-            owns_file: false,
-            own_size: false,
-            growing: None,
-            memory_leaves: Vec::new(),
-            out_of_use: Vec::new(),
-            untold: false,
-            history: Vec::new(),
-        };
+        let record = record("v", "file:/away.img");
         inner.volumes.insert(name.clone(), Volume { record, live: Err(reason.to_owned()), graph: None });
         inner.late.hasty.insert(name.clone());
         (inner, name)
@@ -681,5 +697,59 @@ mod tests {
         assert_eq!(inner.late.patience(&name), Duration::ZERO);
         inner.note_doubts();
         assert_eq!(inner.late.patience(&name), Duration::MAX);
+    }
+
+    #[test]
+    fn what_answers_late_is_not_waited_for_with_everything_locked() {
+        let late = Late { hurry: Some(Instant::now()), unheard: [("v".parse().unwrap(), true)].into(), ..Late::default() };
+        let [there, other] = ["v", "w"].map(|name| late.patience(&name.parse().unwrap()));
+        assert_eq!((there, other), (Duration::ZERO, Duration::MAX));
+    }
+
+    #[test]
+    fn what_is_made_of_a_volume_that_is_kept_waits_with_it() {
+        let (mut inner, name) = missing("does not answer");
+        let made: Name = "m".parse().unwrap();
+        let record = record("m", "mirror(volume:v, memory)");
+        inner.volumes.insert(made.clone(), Volume { record, live: Err("does not answer".to_owned()), graph: None });
+        inner.late.unheard = [(name.clone(), false), (made.clone(), false)].into();
+        let found = [(name.clone(), Found::Kept("/away.img".into())), (made.clone(), Found::Free)];
+        inner.note_found(found.into());
+        assert!(inner.late.is_unheard(&name) && !inner.late.is_unheard(&made));
+        let why = inner.volumes[&name].live.as_ref().err().unwrap();
+        assert!(why.contains("/away.img is in use"), "{why}");
+        assert!(inner.open_again(&[made.clone()].into()).is_empty());
+        let why = inner.volumes[&made].live.as_ref().err().unwrap();
+        assert_eq!(why, "does not answer", "it is not even tried");
+        // What could be locked a moment ago may be kept now.
+        let in_use = VolumeError::InUse { volume: "v".to_owned(), path: "/away.img".into() };
+        inner.late.unheard.insert(name.clone(), true);
+        inner.note_failed(&name, &in_use.into());
+        assert!(inner.late.is_unheard(&name));
+        inner.note_failed(&name, &ControlError::NoVolume { name: "v".to_owned() });
+        assert!(!inner.late.unheard.contains_key(&name), "nobody shows it");
+    }
+
+    /// It may have begun a pair there, and begins it again only once it has it.
+    #[test]
+    fn what_a_silent_device_was_not_shown_nobody_else_is() {
+        let (mut inner, name) = missing("in use");
+        let device: Name = "d".parse().unwrap();
+        let record = DeviceRecord {
+            spec: serde_json::from_str(r#"{"name":"d","nvme":{}}"#).unwrap(),
+            cntlid: 1,
+            uuid: uuid::Uuid::nil(),
+            namespaces: vec![NamespaceRecord { nsid: 1, volume: name.clone(), read_only: false, attached: true }],
+            session: None,
+            disk_kind: None,
+        };
+        let live = Err("none in this test".to_owned());
+        inner.devices.insert(device.clone(), Device { record, live, failed: BTreeMap::new(), since: Instant::now() });
+        inner.late.devices.insert(device.clone(), BTreeSet::new());
+        inner.late.unshown.insert(name.clone());
+        inner.show_others(&[device.clone()].into());
+        assert!(inner.late.unshown.contains(&name) && inner.late.silent.contains(&device));
+        inner.show_others(&BTreeSet::new());
+        assert!(inner.late.unshown.is_empty() && inner.late.silent.is_empty());
     }
 }

@@ -20,11 +20,13 @@ mod devices;
 mod format;
 mod graphs;
 mod groups;
+mod growth;
 mod host;
 mod images;
 mod late;
 mod leaves;
 mod limits;
+mod looks;
 mod migrations;
 mod moves;
 mod restore;
@@ -164,8 +166,6 @@ struct Inner {
     late: Late,
     /// Deleted devices whose commands have not finished, with their identities, under which the keeper holds what they need.
     retiring: Vec<(Uuid, Name, Live)>,
-    /// Controller identifiers that were given up while volumes were not open, which may know reservations of theirs.
-    forgotten: BTreeSet<u16>,
     /// Volumes that came from another worker and were never open here.
     received: BTreeSet<Uuid>,
     stopping: bool,

@@ -271,6 +271,7 @@ impl Inner {
         while !names.is_empty() {
             let at = names.iter().position(|name| self.volumes_over(name.as_str()).next().is_none()).unwrap_or(0);
             if let Some(mut volume) = self.volumes.remove(&names.remove(at)) {
+                self.late.forget_volume(&volume.record.spec.name);
                 volume.close();
                 closed.push(volume.record);
             }

@@ -24,7 +24,7 @@ use crate::{
     disks::Live,
     error::ControlError,
     model::{AttachSpec, GroupSpec, VolumeSpec},
-    store::{Changes, DeviceRecord, StoreError, VolumeRecord},
+    store::{Changes, DeviceRecord, NamespaceRecord, StoreError, VolumeRecord},
 };
 
 /// Why the daemon cannot start with what it has.
@@ -83,6 +83,7 @@ impl Manager {
         inner.restore_groups(groups);
         Vec::into_iter(received).for_each(|record| inner.note_received(record));
         inner.be_hasty(&volumes, &devices, &copies);
+        let looks = inner.look_first(&volumes);
         inner.restore_volumes(volumes);
         inner.note_doubts();
         self.store_settled(&mut inner)?;
@@ -99,6 +100,7 @@ impl Manager {
         for record in devices {
             self.restore_device(&mut inner, record);
         }
+        inner.forget_late(inner.volumes.keys(), &*self.host);
         // Before anything is declared: their targets are not free.
         self.take_up_copies(&mut inner, copies, go_on);
         if let Some(declared) = declared {
@@ -107,7 +109,7 @@ impl Manager {
         self.stand_trial(&inner)?;
         inner.hold_back();
         self.resume(&inner);
-        self.attend_late(&inner);
+        self.attend_late(&inner, looks);
         self.attend_migrations(&mut inner);
         self.launch_copies(&mut inner);
         Ok(())
@@ -175,13 +177,17 @@ impl Manager {
         }
     }
 
-    /// While another binary can take over again, no guest loses a device or a namespace that this one cannot bring back.
+    /// While another binary can take over again, no guest loses a device or a namespace that this one cannot bring back. Whose file system does not
+    /// answer waits for it, as it would there.
     fn stand_trial(&self, inner: &Inner) -> Result<(), RestoreError> {
         if !self.settings.keeper.as_ref().is_some_and(|keeper| keeper.is_on_trial()) {
             return Ok(());
         }
         for (name, device) in &inner.devices {
-            let what = match (&device.live, device.failed.iter().find(|(_, reason)| *reason != HELD_UP)) {
+            let shown = &device.record.namespaces;
+            let waits = |nsid: u32| shown.iter().any(|at| at.nsid == nsid && inner.late.is_unheard(&at.volume));
+            let lost = device.failed.iter().find(|(nsid, reason)| *reason != HELD_UP && !waits(**nsid));
+            let what = match (&device.live, lost) {
                 (Err(reason), _) => format!("device {name}: {reason}"),
                 (Ok(_), Some((nsid, reason))) => format!("device {name}: namespace {nsid}: {reason}"),
                 (Ok(_), None) => continue,
@@ -241,7 +247,7 @@ impl Manager {
             for at in &record.namespaces {
                 if inner.is_held_up(&record, live) {
                     failed.insert(at.nsid, HELD_UP.to_owned());
-                } else if let Err(error) = inner.show_again(live, at) {
+                } else if let Err(error) = inner.show_surely(live, at) {
                     tracing::error!(device = %record.spec.name, nsid = at.nsid, %error, "a namespace could not be restored");
                     failed.insert(at.nsid, error.to_string());
                 }
@@ -395,6 +401,11 @@ impl Inner {
     /// A volume that cannot be opened is shown as failed; the others do not suffer.
     fn restore_volume(&mut self, mut record: VolumeRecord) {
         let was_growing = record.growing.is_some();
+        if let Some(why) = self.why_unheard(&record) {
+            tracing::error!(volume = %record.spec.name, "{why}");
+            self.take_restored(record, was_growing, Err(why));
+            return;
+        }
         let made = self.reopen_any(&mut record).or_else(|error| self.reopen_old(&mut record, error));
         let made = made.map_err(|error| {
             tracing::error!(volume = %record.spec.name, %error, "the volume could not be restored");
@@ -403,16 +414,16 @@ impl Inner {
         self.take_restored(record, was_growing, made);
     }
 
-    /// Tries again to open a volume that could not be opened; whether it could.
-    pub(super) fn reopen_failed(&mut self, name: &Name) -> bool {
-        let Some(mut record) = self.volumes.get(name).map(|volume| volume.record.clone()) else { return false };
+    /// Tries again to open a volume that could not be opened.
+    pub(super) fn reopen_failed(&mut self, name: &Name) -> Result<(), ControlError> {
+        let mut record = self.volume(name.as_str())?.record.clone();
         let was_growing = record.growing.is_some();
         let made = self.reopen_any(&mut record).or_else(|error| self.reopen_old(&mut record, error));
         match made {
             Ok(made) => {
                 tracing::info!(volume = %name, "the volume could be opened after all");
                 self.take_restored(record, was_growing, Ok(made));
-                true
+                Ok(())
             }
             Err(error) => {
                 let reason = error.to_string();
@@ -420,7 +431,7 @@ impl Inner {
                     tracing::error!(volume = %name, reason, "the volume could not be restored");
                     volume.live = Err(reason);
                 }
-                false
+                Err(error)
             }
         }
     }
@@ -439,6 +450,17 @@ impl Inner {
             self.settled.push(record.spec.name.clone());
         }
         self.volumes.insert(record.spec.name.clone(), Volume { record, live, graph });
+    }
+
+    /// Shows a namespace that a controller had, also where its shard does not answer, when that is back: without it a pair that was begun there
+    /// would not be finished, and others' guests go on with the volume, and write between its Compare and its Write.
+    pub(super) fn show_surely(&self, live: &Live, at: &NamespaceRecord) -> Result<(), ControlError> {
+        loop {
+            match self.show_again(live, at) {
+                Err(ControlError::Silent { .. }) if matches!(live, Live::Controller(_)) => live.finish_pairs()?,
+                shown => return shown,
+            }
+        }
     }
 
     /// Whether the device has the volume already.

@@ -7,11 +7,12 @@
 //! A volume changes its shape when somebody asks for it, and when a volume that it is a leg of does. Each stores its own, on the way
 //! down, before whoever is above can use what is new.
 
-use std::{io, sync::Arc};
+use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc};
 
 use millrace_block::{BlockCount, BlockSize, Ledger, Volume as Blocks, VolumeError};
+use millrace_services::graph::follows_blocks;
 
-use super::{Inner, Manager};
+use super::{Inner, Manager, growth};
 use crate::{
     Name, Size,
     error::ControlError,
@@ -31,19 +32,21 @@ struct Shape {
     size: Option<Size>,
     own_size: bool,
     growing: Option<Size>,
+    lengths: BTreeMap<PathBuf, u64>,
     formatted: Option<LogicalBlock>,
 }
 
 impl Shape {
     fn of(record: &VolumeRecord) -> Self {
-        let VolumeRecord { spec, own_size, growing, formatted, .. } = record;
-        Self { size: spec.size, own_size: *own_size, growing: *growing, formatted: *formatted }
+        let VolumeRecord { spec, own_size, growing, lengths, formatted, .. } = record;
+        Self { size: spec.size, own_size: *own_size, growing: *growing, lengths: lengths.clone(), formatted: *formatted }
     }
 
     fn set(&self, record: &mut VolumeRecord) {
         record.spec.size = self.size;
         record.own_size = self.own_size;
         record.growing = self.growing;
+        record.lengths.clone_from(&self.lengths);
         record.formatted = self.formatted;
     }
 }
@@ -80,10 +83,13 @@ impl Shapes {
         }
     }
 
-    /// While it grows both sizes are stored, for its services may keep what they need at the new end from the first write on.
-    fn grow(&self, root: &dyn Blocks, blocks: BlockCount, before: &Shape, after: &Shape) -> Result<(), VolumeError> {
+    /// While it grows both sizes are stored, for its services may keep what they need at the new end from the first write on; and of one
+    /// that never had a size but that of its legs, how long they are.
+    fn grow(&self, root: &dyn Blocks, blocks: BlockCount, before: &VolumeRecord, after: &Shape) -> Result<(), VolumeError> {
         let blocks_before = root.geometry().blocks;
-        self.put(&Shape { growing: after.size, ..before.clone() })?;
+        let lengths = if before.own_size { growth::lengths(before) } else { BTreeMap::new() };
+        let before = &Shape::of(before);
+        self.put(&Shape { growing: after.size, lengths, ..before.clone() })?;
         let done = root.resize(blocks).and_then(|()| {
             self.put(after).inspect_err(|_| {
                 if let Err(error) = root.resize(blocks_before) {
@@ -101,13 +107,13 @@ impl Ledger for Shapes {
         let bytes = blocks.0.checked_mul(u64::from(root.geometry().block_size.bytes()));
         // Impossible sizes are the volume's to refuse.
         let (Some(bytes), Some(before)) = (bytes, self.stored()?) else { return root.resize(blocks) };
-        let (size, before) = (before.size(), Shape::of(&before));
-        let after = Shape { size: Some(Size(bytes)), own_size: false, growing: None, ..before.clone() };
-        if bytes >= size.0 {
+        let (size, own_size, growing, lengths) = (Some(Size(bytes)), false, None, BTreeMap::new());
+        let after = Shape { size, own_size, growing, lengths, formatted: before.formatted };
+        if bytes >= before.size().0 {
             return self.grow(root, blocks, &before, &after);
         }
         self.put(&after)?;
-        root.resize(blocks).inspect_err(|_| self.put_back(&before))
+        root.resize(blocks).inspect_err(|_| self.put_back(&Shape::of(&before)))
     }
 
     /// A crash before the end leaves old data under a new block size, as a format that is cut short may.
@@ -126,6 +132,8 @@ impl Ledger for Shapes {
 /// What is stored of a volume of so many bytes when it has these blocks.
 pub(super) fn formatted(record: &VolumeRecord, block_size: BlockSize, bytes: u64) -> VolumeRecord {
     let mut record = record.clone();
+    // Its legs have room for another size then, which it has not got.
+    record.own_size &= record.block_size().0 == block_size || !follows_blocks(&record.spec.stack);
     record.formatted = (record.spec.block_size.0 != block_size).then_some(LogicalBlock(block_size));
     let block = u64::from(block_size.bytes());
     record.spec.size = Some(Size(bytes / block * block));
@@ -227,6 +235,7 @@ mod tests {
             owns_file: false,
             own_size: true,
             growing: None,
+            lengths: BTreeMap::new(),
             memory_leaves: Vec::new(),
             out_of_use: Vec::new(),
             untold: false,

@@ -19,7 +19,7 @@ use super::*;
 use crate::{
     Class, Size,
     model::{AttachSpec, DeviceSpec, VolumeSpec},
-    store::{StoreError, tests::FullDisk},
+    store::{NamespaceRecord, StoreError, tests::FullDisk},
 };
 
 mod apps;
@@ -40,7 +40,7 @@ mod traces;
 mod twisted;
 mod virtio;
 
-pub(super) use guests::before_look;
+pub(super) use guests::{HUNG, before_look};
 
 /// The longest wait before a hang is called one: far longer than anything takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
@@ -477,6 +477,29 @@ fn a_device_whose_shard_hangs_keeps_no_start_waiting() {
     assert!(matches!(resumed[..], [Ok(()), Err(ControlError::Silent { .. })]), "{resumed:?}");
     drop(release);
     eventually("its shard", || rig.delete_device("stuck").ok());
+}
+
+/// A pair may have been begun there: who else shows the volume must not come before it.
+#[test]
+fn what_a_hanging_shard_showed_it_shows_again_before_anybody_goes_on() {
+    let rig = two_devices();
+    rig.create_volume(&volume("v", "1M", "memory")).unwrap();
+    let at = NamespaceRecord { nsid: 3, volume: "v".parse().unwrap(), read_only: false, attached: true };
+    let release = hang(&rig, STUCK);
+    let (manager, (tell, told)) = (rig.manager.clone().unwrap(), sync_channel(1));
+    thread::spawn(move || {
+        let inner = manager.peek();
+        let live = inner.device("stuck").unwrap().live().unwrap();
+        // At once: nobody waits for a shard that is known to hang.
+        let first = inner.show_again(live, &at);
+        tell.send(first).unwrap();
+        tell.send(inner.show_surely(live, &at)).unwrap();
+    });
+    let first = told.recv_timeout(PATIENCE).expect("what the shard did not do");
+    assert!(matches!(first, Err(ControlError::Silent { .. })), "{first:?}");
+    drop(release);
+    told.recv_timeout(PATIENCE).expect("that it is shown").unwrap();
+    assert_eq!(nsids(&mut guest(&rig, "stuck")), [3]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Volumes: create, resize, delete.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     os::unix::{
         ffi::OsStrExt,
@@ -190,8 +191,14 @@ impl Manager {
         inner.check_not_copied(&volume.record.spec.name)?;
         inner.check_below_idle(name)?;
         inner.check_disk_idle(name)?;
+        if volume.record.own_size && self.is_on_trial() {
+            let why = "how it gets its first size is stored so that the program before this one cannot read it, and that one may take over \
+                       again: try again when the upgrade is done";
+            return Err(ControlError::invalid("volume", &volume.record.spec.name, why));
+        }
         let namespace = Arc::clone(volume.live()?);
         let blocks = wanted_blocks(volume, &namespace, size)?;
+        inner.check_first_sizes(volume, size.0)?;
         let name = volume.record.spec.name.clone();
         self.settle_sizes(&inner, name.as_str());
         inner.resizing.insert(name.clone());
@@ -220,7 +227,7 @@ impl Manager {
         if !users.is_empty() {
             return Err(ControlError::VolumeAttached { name, users });
         }
-        let file = volume.record.own_file().map(Path::to_owned);
+        let file = inner.removable_file(&volume.record);
         inner.end_requests(&name)?;
         self.close_account(&inner, [&name]);
         let put_files = file.as_deref().into_iter().collect();
@@ -228,8 +235,9 @@ impl Manager {
         self.store.apply(&changes).inspect_err(|_| inner.admit_requests(&name))?;
         let gone = inner.volumes.remove(&name).map(|mut volume| {
             volume.close_for_good(true);
-            inner.forget_kept(&volume.record.spec.name, volume.record.uuid);
-            self.remove_own_file(&volume.record);
+            inner.forget_kept(&name, volume.record.uuid);
+            inner.late.forget_volume(&name);
+            self.remove_own_file(&name, file.as_deref());
             volume
         });
         tracing::info!(volume = %name, "volume deleted");
@@ -241,6 +249,16 @@ impl Manager {
 }
 
 impl Inner {
+    /// The file that goes with a volume. One whose file system does not answer stays: who removes it has what exists locked.
+    pub(super) fn removable_file(&self, record: &VolumeRecord) -> Option<PathBuf> {
+        let (name, path) = (&record.spec.name, record.own_file()?);
+        if self.late.may_hang(name) {
+            tracing::warn!(volume = %name, path = %path.display(), "its file stays behind: the file system does not answer");
+            return None;
+        }
+        Some(path.to_owned())
+    }
+
     /// Waits for the requests of devices that have the volume no more: a guest that was detached, or is gone, may have left some, held back by a
     /// throttle, say. Where the volume was there may be another one's blocks later.
     pub(super) fn end_requests(&self, name: &Name) -> Result<(), ControlError> {
@@ -305,6 +323,7 @@ impl Inner {
             owns_file,
             own_size,
             growing: None,
+            lengths: BTreeMap::new(),
             memory_leaves: Vec::new(),
             out_of_use: Vec::new(),
             untold: false,
@@ -355,6 +374,8 @@ impl Inner {
         let other = others.into_iter().find(|other| {
             let is_it = |theirs: &Path| match other.graph.as_ref().and_then(|live| live.files.get(theirs)) {
                 Some(opened) => *opened == identity,
+                // Only the path tells then; that it is not written twice, its lock.
+                None if self.late.is_unheard(&other.record.spec.name) => false,
                 None => FileIdentity::of(theirs) == Some(identity),
             };
             let mut theirs = other.record.spec.stack.leaves().into_iter().filter_map(Leaf::file);
@@ -368,28 +389,6 @@ impl Inner {
             }),
             None => Ok(()),
         }
-    }
-
-    /// Opens a stored volume, and settles which size it has when it was growing: the new one where all of it is there.
-    pub(super) fn reopen_any(&self, record: &mut VolumeRecord) -> Result<LiveGraph, ControlError> {
-        let Some(size) = record.growing else { return self.reopen(record) };
-        // Either way its legs are told theirs: they may be longer.
-        let settled = |size| {
-            let mut settled = VolumeRecord { growing: None, own_size: false, ..record.clone() };
-            settled.spec.size = Some(size);
-            settled
-        };
-        let (grown, old) = (settled(size), settled(record.size()));
-        let (settled, live) = match self.reopen(&grown) {
-            Ok(live) => (grown, live),
-            Err(error) => {
-                tracing::warn!(volume = %record.spec.name, %error, "the volume did not get its new size, and keeps the old one");
-                let live = self.reopen(&old)?;
-                (old, live)
-            }
-        };
-        *record = settled;
-        Ok(live)
     }
 
     /// Opens a stored volume. Unlike a new one, it must be there in full: a file is neither made nor lengthened.
@@ -473,11 +472,15 @@ impl Manager {
     /// Looks at the files of what could not be opened, to be done while nothing is locked: they are compared with a file that is named anew.
     pub(super) fn look_at_unopened(&self) {
         let mut unopened: Vec<PathBuf> = Vec::new();
-        for volume in self.peek().volumes.values() {
+        let inner = self.peek();
+        // What does not answer is not asked again.
+        let heard = inner.volumes.values().filter(|volume| !inner.late.is_unheard(&volume.record.spec.name));
+        for volume in heard {
             let is_unopened = |path: &&Path| volume.graph.as_ref().is_none_or(|live| !live.files.contains_key(*path));
             let files = volume.record.spec.stack.leaves().into_iter().filter_map(Leaf::file);
             unopened.extend(files.filter(is_unopened).map(Path::to_owned));
         }
+        drop(inner);
         for path in unopened {
             let _ = fs::metadata(path);
         }
@@ -492,10 +495,10 @@ impl Manager {
     }
 
     /// Removes the file of a volume that is deleted, as the store has been told.
-    pub(super) fn remove_own_file(&self, record: &VolumeRecord) {
-        let Some(path) = record.own_file() else { return };
+    pub(super) fn remove_own_file(&self, name: &Name, file: Option<&Path>) {
+        let Some(path) = file else { return };
         if let Err(error) = fs::remove_file(path) {
-            tracing::warn!(volume = %record.spec.name, path = %path.display(), %error, "its file stays behind");
+            tracing::warn!(volume = %name, path = %path.display(), %error, "its file stays behind");
         }
         self.is_done_with(Some(path));
     }

@@ -20,6 +20,7 @@ fn volume(name: &str) -> VolumeRecord {
         owns_file: false,
         own_size: false,
         growing: None,
+        lengths: std::collections::BTreeMap::new(),
         memory_leaves: Vec::new(),
         out_of_use: Vec::new(),
         untold: false,

@@ -88,6 +88,25 @@ fn a_device_that_comes_again_is_charged_once() {
     assert_eq!(reads(&account, UsageBy::Volume), [("a".to_owned(), 1250)]);
 }
 
+/// A meter that was below another one and has counted the same requests.
+#[test]
+fn what_a_meter_counted_while_another_was_on_the_account_is_nobodys() {
+    let directory = tempfile::tempdir().unwrap();
+    let account = Account::new(Some(directory.path()));
+    let (upper, lower): (Meter, Meter) = (Arc::new(()), Arc::new(()));
+    let part = |reads| Reading { tenant: "y".to_owned(), reads, read_bytes: reads * 512, ..Reading::default() };
+    let below = |all, of_e| {
+        let apart = vec![(Some("e".parse().unwrap()), 7, part(of_e))];
+        Metered { apart, ..metered_by(&lower, "a", "y", all) }
+    };
+    account.write(&[metered_by(&upper, "a", "x", 60)]);
+    account.close(&[metered_by(&upper, "a", "x", 100)], true);
+    account.begin(&below(100, 40));
+    account.write(&[below(103, 42)]);
+    assert_eq!(reads(&account, UsageBy::Tenant), [("x".to_owned(), 100), ("y".to_owned(), 3)]);
+    assert_eq!(reads(&account, UsageBy::Device), [("d".to_owned(), 101), ("e".to_owned(), 2)]);
+}
+
 /// A thread has read the meters, and another one writes what they count now before it does.
 #[test]
 fn what_was_read_before_another_line_is_not_charged_again() {
@@ -359,6 +378,25 @@ fn no_line_is_earlier_than_one_before_it() {
     account.write(&[metered("a", "x", 3)]);
     assert_eq!(times()[2..], [ahead]);
     assert_eq!(account.sums(&billed).unwrap()[0].reads, 5);
+}
+
+/// The daemon reads a cell's account itself, and tells it before: from then on its lines have no earlier time.
+#[test]
+fn who_is_told_that_the_account_is_read_does_not_go_back_behind_that() {
+    let directory = tempfile::tempdir().unwrap();
+    let account = Account::new(Some(directory.path()));
+    let latest = || account.state.lock().unwrap().latest;
+    assert_eq!(latest(), None);
+    let before = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    account.expect().unwrap();
+    assert!(latest() >= Some(before));
+    let told = before + 1_000_000;
+    account.state.lock().unwrap().latest = Some(told);
+    account.expect().unwrap();
+    account.write(&[metered("a", "x", 5)]);
+    let sums = |to| account.sums(&UsageQuestion { to: Some(to), ..UsageQuestion::default() }).unwrap().len();
+    assert_eq!((sums(told - 1), sums(told)), (0, 1));
+    Account::new(None).expect().unwrap();
 }
 
 /// A leaf that is null, and nothing in the background.

@@ -28,6 +28,7 @@ fn volume(text: &str, stack: &str) -> VolumeRecord {
         owns_file: false,
         own_size: false,
         growing: None,
+        lengths: std::collections::BTreeMap::new(),
         history: Vec::new(),
         memory_leaves: Vec::new(),
         out_of_use: Vec::new(),

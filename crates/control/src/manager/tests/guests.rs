@@ -8,13 +8,16 @@ use millrace_driver::{
         identify::{Cns, IdentifyNamespace},
     },
 };
-use millrace_frontends::nvme::{HostReply, NewFormat, Status};
+use millrace_frontends::nvme::{Host, HostReply, NewFormat, Status};
 
 use super::{stacks::spec, *};
-use crate::store::Changes;
+use crate::{
+    manager::host::{Request, Turn},
+    store::Changes,
+};
 
 /// Paths whose file systems do not answer, until somebody says so.
-pub(super) static HUNG: Mutex<BTreeMap<PathBuf, Receiver<()>>> = Mutex::new(BTreeMap::new());
+pub(in crate::manager) static HUNG: Mutex<BTreeMap<PathBuf, Receiver<()>>> = Mutex::new(BTreeMap::new());
 
 /// Whoever looks first at a path that hangs waits.
 pub(in crate::manager) fn before_look(path: &Path) {
@@ -233,6 +236,23 @@ fn a_file_system_that_hangs_keeps_nobody_waiting_but_the_guest_that_needs_it() {
     assert!(rig.volumes().is_empty());
 }
 
+/// Who removes a file has what exists locked.
+#[test]
+fn a_guests_volume_whose_file_system_does_not_answer_goes_without_its_file() {
+    let mut rig = Rig::new();
+    guests_device(&rig);
+    create(&rig, "d", 1, 4096).map(drop).unwrap();
+    let (path, (release, hung)) = (rig.path("d-1234abcd-ns1.img"), channel());
+    rig.stop();
+    HUNG.lock().unwrap().insert(path.clone(), hung);
+    rig.start();
+    rig.detach("d", 1).unwrap();
+    let name = rig.volumes()[0].name.clone();
+    rig.delete_volume(name.as_str()).unwrap();
+    assert!(path.exists() && rig.store.load_files().unwrap().is_empty(), "the next start does not remove it either");
+    drop(release);
+}
+
 #[test]
 fn a_guest_without_quota_creates_nothing() {
     let rig = Rig::new();
@@ -409,4 +429,54 @@ fn use_that_grows_is_measured_beside_the_shards() {
         let id: Box<IdentifyNamespace> = disk.identify(Cns::NAMESPACE, NamespaceId(1)).unwrap();
         (id.nuse >= 128).then_some(())
     });
+}
+
+/// Guests that ask without a pause keep nobody from what is due.
+#[test]
+fn what_is_due_comes_before_what_is_asked() {
+    let (link, requests) = HostLink::new();
+    let mut thread = HostThread::new(WeakManager::new(), requests);
+    link.attachment_changed("d", 1, true);
+    let (now, later) = (Instant::now(), Instant::now() + PATIENCE);
+    assert!(matches!(thread.turn(now), Turn::Due));
+    assert!(matches!(thread.turn(later), Turn::Request(_)));
+    drop(link);
+    assert!(matches!(thread.turn(later), Turn::Over));
+}
+
+/// A store for each would keep the thread from other guests' requests.
+#[test]
+fn attachments_that_wait_are_stored_together() {
+    let rig = Rig::new();
+    rig.create_device(&device("d", "{}")).unwrap();
+    for (name, nsid) in [("a", 1), ("b", 2)] {
+        rig.create_volume(&volume(name, "1M", "memory")).unwrap();
+        rig.attach("d", &attach(name, Some(nsid))).unwrap();
+    }
+    let manager = rig.manager.as_ref().unwrap();
+    let namespace = rig.peek().namespace_of(&"a".parse().unwrap()).unwrap();
+    let (link, requests) = HostLink::new();
+    let mut thread = HostThread::new(Arc::downgrade(manager), requests);
+    for attached in [false, true, false] {
+        link.attachment_changed("d", 1, attached);
+        link.attachment_changed("d", 2, !attached);
+        link.attachment_changed("none", 1, attached);
+        link.attachment_changed("d", 3, attached);
+        link.reservation_notice(&namespace, &[]);
+    }
+    thread.note_attachments(manager, ("d".to_owned(), 1), true);
+    drop(link);
+    let mut next = || thread.turn(Instant::now() + PATIENCE);
+    // What else was asked is still to come.
+    assert!((0..3).all(|_| matches!(next(), Turn::Request(Request::Notice { .. }))));
+    assert!(matches!(next(), Turn::Over));
+    let attached = |store: bool| -> Vec<bool> {
+        let inner = rig.peek();
+        let here = inner.devices["d"].record.namespaces.clone();
+        drop(inner);
+        let stored = || rig.store.load().unwrap().1.remove(0).namespaces;
+        let namespaces = if store { stored() } else { here };
+        namespaces.iter().map(|namespace| namespace.attached).collect()
+    };
+    assert_eq!((attached(false), attached(true)), (vec![false, true], vec![false, true]));
 }

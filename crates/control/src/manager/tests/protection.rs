@@ -10,6 +10,7 @@ use millrace_driver::{
 use millrace_frontends::nvme::Status;
 
 use super::*;
+use crate::model::CopyState;
 
 /// Of 4096 bytes.
 const BLOCKS: u64 = 2048;
@@ -209,6 +210,32 @@ fn a_guest_chooses_its_metadata_by_format_and_the_choice_is_remembered() {
     controller.admin(&format).unwrap();
     let identify = controller.namespace(NamespaceId(1)).unwrap();
     assert_eq!((identify.identify().flbas.index(), identify.identify().dps.pit()), (1, 0));
+}
+
+#[test]
+fn a_copy_of_a_volume_has_its_protection_information() {
+    for kind in 1..=3 {
+        let rig = Rig::new();
+        for (volume, device_name) in [("p", "d"), ("q", "e")] {
+            rig.create_volume(&tagged(&rig, volume, &format!("protection={kind}"), 512)).unwrap();
+            rig.create_device(&device(device_name, "{}")).unwrap();
+        }
+        rig.attach("d", &attach("p", None)).unwrap();
+        let mut disk = Disk::new(&rig, "d");
+        let (data, tags, protection) = disk.blocks(200, 9);
+        let write = disk.command(NvmOpcode::WRITE, &protection, &data, &tags);
+        assert_eq!(disk.run(&write), Status::SUCCESS);
+        let copy = serde_json::from_value(serde_json::json!({ "name": "c", "source": "p", "target": "q" })).unwrap();
+        rig.create_copy(&copy).unwrap();
+        let ended = || Some(rig.copy("c").unwrap()).filter(|view| view.state != CopyState::Running);
+        let view = eventually("the end of a copy", ended);
+        assert_eq!(view.state, CopyState::Done, "{view:?}");
+        rig.attach("e", &attach("q", None)).unwrap();
+        let mut disk = Disk::new(&rig, "e");
+        let read = disk.command(NvmOpcode::READ, &protection, &vec![0; data.len()], &vec![0; tags.len()]);
+        assert_eq!(disk.run(&read), Status::SUCCESS);
+        assert!(disk.found(200) == (data, tags), "type {kind}");
+    }
 }
 
 #[test]

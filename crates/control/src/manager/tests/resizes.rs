@@ -12,7 +12,7 @@ use super::{
     twisted::{Twist, Twisted},
     *,
 };
-use crate::{manager::shutdown::Limits, upgrade::UpgradeSpec, usage::UsageQuestion};
+use crate::{manager::shutdown::Limits, store::Changes, upgrade::UpgradeSpec, usage::UsageQuestion};
 
 /// Says when it is resized, and waits until it is told to go on: not for ever, so that a test of who waits for it ends.
 struct Slow {
@@ -232,4 +232,153 @@ fn a_resize_is_charged_from_then_on() {
         let beyond = row.provisioned_byte_seconds - u128::from(row.seconds) * (256 << 10);
         assert!((10..100).contains(&(beyond / (768 << 10))), "{row:?}");
     }
+}
+
+/// Mirrors that have more than a stripe over them shows, in a volume that was never given a size.
+#[test]
+fn parts_that_keep_their_size_come_back_after_a_change_and_a_growth_that_was_cut_short() {
+    let mut rig = Rig::new();
+    for name in ["a", "b", "c", "d"] {
+        fs::File::create(rig.path(name)).unwrap().set_len(1000 << 10).unwrap();
+    }
+    let stack = "stripe(chunk=256K, mirror(@a, @b), mirror(@c, @d))";
+    let comes_back = |rig: &Rig, has: &str| {
+        let view = rig.volume("v").unwrap();
+        assert_eq!((view.state, view.size), (State::Ready, size(has)), "{:?}", view.reason);
+    };
+    rig.create_volume(&spec("v", None, &rig.stack(stack))).unwrap();
+    comes_back(&rig, "1536K");
+    rig.try_change("v", &format!("meter(tenant=x) | {stack}"), false).unwrap();
+    rig.restart();
+    comes_back(&rig, "1536K");
+    let refused = rig.resize_volume("v", size("1536K")).unwrap_err().to_string();
+    assert!(refused.contains("it has 958464 bytes and would have to have 786432"), "{refused}");
+    // The power went before any leg was longer, and when some were: of no mirror, of one, of one and a half.
+    let files = ["a", "b", "c", "d"];
+    for longer in 0..files.len() {
+        rig.stop();
+        let store = open_store(rig.directory.path());
+        let mut record = store.load().unwrap().0.remove(0);
+        assert!(record.own_size && record.growing.is_none() && record.lengths.is_empty());
+        record.growing = Some(size("2M"));
+        record.lengths = files.map(|name| (rig.path(name), 1000 << 10)).into();
+        store.apply(&Changes { put_volumes: vec![&record], ..Changes::default() }).unwrap();
+        drop(store);
+        for name in &files[..longer] {
+            fs::File::options().write(true).open(rig.path(name)).unwrap().set_len((1 << 20) + (64 << 10)).unwrap();
+        }
+        rig.start();
+        comes_back(&rig, "1536K");
+        for name in files {
+            assert_eq!(fs::metadata(rig.path(name)).unwrap().len(), 1000 << 10, "{name} when {longer} were longer");
+        }
+    }
+    rig.resize_volume("v", size("2M")).unwrap();
+    rig.restart();
+    comes_back(&rig, "2M");
+}
+
+/// How long the files were is known as long as it takes.
+#[test]
+fn what_a_first_growth_stores_of_its_files_goes_when_it_is_done() {
+    let rig = Rig::new();
+    fs::File::create(rig.path("a")).unwrap().set_len(1 << 20).unwrap();
+    rig.create_volume(&spec("v", None, &rig.stack("meter(tenant=x) | @a"))).unwrap();
+    let stored = |rig: &Rig| rig.store.volume(&"v".parse().unwrap()).unwrap().unwrap();
+    let (tell, resizing) = rig.grow_slowly("v", "2M");
+    assert_eq!(stored(&rig).lengths, std::collections::BTreeMap::from([(rig.path("a"), 1 << 20)]));
+    tell.send(()).unwrap();
+    resizing.join().unwrap().unwrap();
+    let record = stored(&rig);
+    assert!(record.lengths.is_empty() && !record.own_size && record.size() == size("2M"), "{record:?}");
+}
+
+/// It is the first size of what is below as well.
+#[test]
+fn a_size_that_what_is_below_does_not_open_with_is_refused() {
+    let mut rig = Rig::new();
+    for (name, length) in [("x", 5 << 20), ("y", 4 << 20)] {
+        fs::File::create(rig.path(name)).unwrap().set_len(length).unwrap();
+    }
+    rig.create_volume(&spec("below", None, &rig.stack("mirror(@x, @y)"))).unwrap();
+    rig.create_volume(&spec("top", None, "throttle(iops=1M) | volume:below")).unwrap();
+    let refused = rig.resize_volume("top", size("4544K")).unwrap_err().to_string();
+    assert!(refused.contains("volume below: ") && refused.contains("make the volume larger"), "{refused}");
+    let comes_back = |rig: &mut Rig, has: &str| {
+        rig.restart();
+        for name in ["below", "top"] {
+            let view = rig.volume(name).unwrap();
+            assert_eq!((view.state, view.size), (State::Ready, size(has)), "{name}: {:?}", view.reason);
+        }
+    };
+    comes_back(&mut rig, "4032K");
+    rig.resize_volume("top", size("8M")).unwrap();
+    comes_back(&mut rig, "8M");
+}
+
+/// Of a leaf of a stated size nothing is cut off when the volume is made smaller: what is there is erased before it is shown again.
+#[test]
+fn a_growth_that_was_cut_off_shows_nothing_again() {
+    for stack in ["integrity | @a(size=1M)", "metadata | @a(size=1M)"] {
+        let mut rig = Rig::new();
+        rig.create_volume(&spec("v", None, &rig.stack(stack))).unwrap();
+        let (whole, at) = (rig.volume("v").unwrap().size, 512 << 10);
+        let volume = |rig: &Rig| Arc::clone(&rig.peek().namespace_of(&"v".parse().unwrap()).unwrap().volume);
+        millrace_services::legs::write(&volume(&rig), at, vec![7; 4096]).unwrap();
+        rig.resize_volume("v", size("256K")).unwrap();
+        rig.stop();
+        let store = open_store(rig.directory.path());
+        let mut record = store.load().unwrap().0.remove(0);
+        record.growing = Some(whole);
+        store.apply(&Changes { put_volumes: vec![&record], ..Changes::default() }).unwrap();
+        drop(store);
+        rig.start();
+        let view = rig.volume("v").unwrap();
+        assert_eq!((view.state, view.size), (State::Ready, size("256K")), "{stack}: {:?}", view.reason);
+        rig.resize_volume("v", whole).unwrap();
+        assert!(millrace_services::legs::read(&volume(&rig), at, 4096).unwrap() == [0; 4096], "{stack}");
+    }
+}
+
+#[test]
+fn a_format_comes_back_or_is_refused() {
+    let mut rig = Rig::new();
+    fs::File::create(rig.path("a")).unwrap().set_len(1 << 20).unwrap();
+    rig.create_volume(&spec("own", None, &rig.stack("integrity | @a"))).unwrap();
+    rig.create_volume(&spec("below", Some("512K"), &rig.stack("integrity | mirror(@b, @c)"))).unwrap();
+    rig.create_volume(&spec("top", None, "throttle(iops=1M) | volume:below")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    for name in ["own", "top"] {
+        rig.attach("d", &attach(name, None)).unwrap();
+    }
+    let (whole, next) = (rig.volume("own").unwrap().size, BlockSize::B4096);
+    let [own, top] = ["own", "top"].map(|name| rig.peek().namespace_of(&name.parse().unwrap()).unwrap());
+    // A leg of what it is made of would be told another size.
+    assert!(rig.begin_format("d", &top, next).is_err());
+    let formatting = rig.begin_format("d", &own, next).unwrap();
+    own.volume.format(next).unwrap();
+    rig.finish_format(formatting, Ok(())).unwrap();
+    drop((own, top));
+    rig.restart();
+    let (half, now) = (size("512K"), BlockSize::B512);
+    for (name, has, blocks) in [("own", whole, next), ("below", half, now), ("top", half, now)] {
+        let view = rig.volume(name).unwrap();
+        assert_eq!((view.state, view.size, view.block_size.0), (State::Ready, has, blocks), "{name}: {:?}", view.reason);
+    }
+}
+
+#[test]
+fn what_is_made_smaller_comes_back_or_is_refused() {
+    let mut rig = Rig::new();
+    rig.create_volume(&spec("v", None, &rig.stack("integrity | @a(size=1000448)"))).unwrap();
+    rig.create_volume(&spec("pool", Some("1M"), &rig.stack("disk(extent=64K) | mirror(@b, @c)"))).unwrap();
+    rig.resize_volume("v", size("256K")).unwrap();
+    let refused = rig.resize_volume("pool", size("512K")).unwrap_err().to_string();
+    assert!(refused.contains("or not open again") && refused.contains("make another volume"), "{refused}");
+    rig.restart();
+    for (name, has) in [("v", "256K"), ("pool", "1M")] {
+        let view = rig.volume(name).unwrap();
+        assert_eq!((view.state, view.size), (State::Ready, size(has)), "{:?}", view.reason);
+    }
+    assert!(fs::metadata(rig.path("a")).unwrap().len() >= 1_000_448, "a leaf has what it is stated to have");
 }

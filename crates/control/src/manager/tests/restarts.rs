@@ -1,6 +1,6 @@
 //! What is there again, and what is not.
 
-use super::*;
+use super::{stacks::spec, *};
 
 const CONFIG: &str = r#"
 [[volume]]
@@ -75,6 +75,124 @@ fn a_file_that_is_gone_costs_nothing_else() {
     rig.start();
     assert_eq!((rig.volume("a").unwrap().state, rig.status().failed.len()), (State::Ready, 0));
     assert_eq!(nsids(&mut guest(&rig, "d")), [1, 2]);
+}
+
+/// Files that do not answer when the daemon starts: what lets them answer.
+fn start_with_hung(rig: &mut Rig, files: &[&str]) -> Vec<Sender<()>> {
+    let hang = |file: &&str| {
+        let (release, hung) = channel();
+        HUNG.lock().unwrap().insert(rig.path(file), hung);
+        release
+    };
+    let releases = files.iter().map(hang).collect();
+    rig.start();
+    releases
+}
+
+#[test]
+fn a_file_system_that_does_not_answer_keeps_nobody_else_waiting() {
+    let mut rig = Rig::new();
+    // They are on one: the second is looked at while the first hangs, and tells that others may be.
+    for name in ["a", "b", "v"] {
+        rig.create_volume(&rig.file_volume(name, "64K")).unwrap();
+    }
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("a", None)).unwrap();
+    rig.attach("d", &attach("b", None)).unwrap();
+    rig.create_device(&serde_json::from_str(r#"{"name":"e","virtio_blk":{}}"#).unwrap()).unwrap();
+    rig.attach("e", &attach("v", None)).unwrap();
+    rig.stop();
+    let release = start_with_hung(&mut rig, &["a.img", "v.img"]);
+    let a = rig.volume("a").unwrap();
+    let why = a.reason.unwrap();
+    assert!(a.state == State::Failed && why.contains("a.img does not answer; it is opened when that does"), "{why}");
+    assert!(rig.status().failed.iter().any(|failed| failed.starts_with("volume a: ")));
+    assert_eq!(rig.volume("b").unwrap().state, State::Ready);
+    assert_eq!(rig.device("d").unwrap().state, State::Ready);
+    let mut guest = guest(&rig, "d");
+    assert_eq!(nsids(&mut guest), [2]);
+    let waits = rig.device("e").unwrap().reason.unwrap();
+    assert!(waits.contains("waits for namespace 1") && waits.contains("does not answer"), "{waits}");
+    // Whatever names other files goes on as well.
+    rig.create_volume(&rig.file_volume("c", "64K")).unwrap();
+    drop(release);
+    eventually("a volume that is opened", || (rig.volume("a").unwrap().state == State::Ready).then_some(()));
+    eventually("a namespace that is shown", || (nsids(&mut guest) == [1, 2]).then_some(()));
+    eventually("a disk that is shown", || (rig.device("e").unwrap().state == State::Ready).then_some(()));
+    assert!(rig.status().failed.is_empty(), "{:?}", rig.status().failed);
+}
+
+/// Without the leg it would be there with less, and compare it later.
+#[test]
+fn what_is_made_of_a_volume_that_does_not_answer_waits_with_it() {
+    let mut rig = Rig::new();
+    for name in ["x", "y"] {
+        rig.create_volume(&rig.file_volume(name, "1M")).unwrap();
+    }
+    rig.create_volume(&spec("m", None, "mirror(volume:x, volume:y)")).unwrap();
+    // It would be opened before the others.
+    rig.create_volume(&spec("a", None, "throttle(iops=1M) | volume:m")).unwrap();
+    rig.stop();
+    let release = start_with_hung(&mut rig, &["x.img"]);
+    for (name, of) in [("m", "volume x, of which it is made, does not answer"), ("a", "volume m, of which")] {
+        let why = rig.volume(name).unwrap().reason.unwrap();
+        assert!(why.contains(of), "{why}");
+    }
+    assert_eq!(rig.volume("y").unwrap().state, State::Ready);
+    drop(release);
+    eventually("all that is opened", || rig.status().failed.is_empty().then_some(()));
+    let records = rig.store.load().unwrap().0;
+    assert!(records.iter().all(|record| record.out_of_use.is_empty()), "it was not opened with a leg alone");
+}
+
+/// The dead worker's requests may have hung there, too, and keep it for a while.
+#[test]
+fn what_is_made_of_a_volume_waits_until_nobody_keeps_that_either() {
+    let mut rig = Rig::new();
+    for name in ["x", "y"] {
+        rig.create_volume(&rig.file_volume(name, "1M")).unwrap();
+    }
+    rig.create_volume(&spec("m", None, "mirror(volume:x, volume:y)")).unwrap();
+    rig.stop();
+    let release = start_with_hung(&mut rig, &["x.img"]);
+    let holder = fs::File::open(rig.path("x.img")).unwrap();
+    rustix::fs::flock(&holder, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    drop(release);
+    let is_kept = || rig.volume("x").unwrap().reason.is_some_and(|why| why.contains("x.img is in use")).then_some(());
+    eventually("a look that finds it kept", is_kept);
+    assert_eq!(rig.volume("m").unwrap().state, State::Failed);
+    drop(holder);
+    eventually("all that is opened", || rig.status().failed.is_empty().then_some(()));
+    let records = rig.store.load().unwrap().0;
+    assert!(records.iter().all(|record| record.out_of_use.is_empty()), "it was not opened with a leg alone");
+}
+
+#[test]
+fn what_answers_and_cannot_be_opened_is_not_tried_for_ever() {
+    let mut rig = Rig::new();
+    rig.create_volume(&rig.file_volume("a", "64K")).unwrap();
+    rig.stop();
+    let release = start_with_hung(&mut rig, &["a.img"]);
+    fs::OpenOptions::new().write(true).open(rig.path("a.img")).unwrap().set_len(4096).unwrap();
+    assert!(!rig.peek().is_nobody_late());
+    drop(release);
+    eventually("the end of all tries", || rig.peek().is_nobody_late().then_some(()));
+    assert!(rig.volume("a").unwrap().reason.unwrap().contains("part of its data is missing"));
+}
+
+/// What hung does not come back with it.
+#[test]
+fn a_volume_that_does_not_answer_can_be_deleted_meanwhile() {
+    let mut rig = Rig::new();
+    rig.create_volume(&rig.file_volume("a", "64K")).unwrap();
+    rig.stop();
+    let release = start_with_hung(&mut rig, &["a.img"]);
+    rig.delete_volume("a").unwrap();
+    rig.create_volume(&VolumeSpec { name: "b".parse().unwrap(), ..rig.file_volume("a", "64K") }).unwrap();
+    drop(release);
+    rig.restart();
+    assert_eq!(rig.volumes().iter().map(|volume| volume.name.as_str()).collect::<Vec<_>>(), ["b"]);
+    assert_eq!(rig.volume("b").unwrap().state, State::Ready);
 }
 
 #[test]

@@ -506,6 +506,47 @@ fn what_was_done_is_on_the_account_before_its_meter_goes() {
     }
 }
 
+/// A guest writes 4 KiB so many times.
+fn write(rig: &Rig, device: &str, writes: usize) {
+    let mut guest = Controller::connect(&rig.path(&format!("{device}.sock")), &Options::default()).unwrap();
+    let namespace = guest.namespace(NamespaceId(1)).unwrap();
+    let mut queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
+    let buffer = guest.memory().alloc(4096).unwrap();
+    for _ in 0..writes {
+        queue.execute(&namespace.write(Lba(0), buffer.slice(0, 4096)).unwrap()).unwrap();
+    }
+}
+
+/// Of two meters the upper one is on the account, whichever was there first, and nobody pays for what is on another's.
+#[test]
+fn a_meter_comes_and_goes_above_another_and_nothing_is_charged_twice() {
+    let mut rig = Rig::new();
+    let (lower, both) = ("meter(tenant=b) | @v.img", "meter(tenant=a) | meter(tenant=b) | @v.img");
+    rig.create_volume(&spec("v", Some("256K"), &rig.stack(lower))).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("v", Some(1))).unwrap();
+    let on_account = |rig: &Rig| {
+        rig.settle_volume(&rig.peek(), "v");
+        let rows = rig.usage(&UsageQuestion { by: UsageBy::Tenant, ..UsageQuestion::default() }).unwrap();
+        rows.into_iter().map(|row| (row.name, row.writes)).collect::<Vec<_>>()
+    };
+    let line = |tenant: &str, writes: u64| (tenant.to_owned(), writes);
+    write(&rig, "d", 3);
+    rig.try_change("v", both, false).unwrap();
+    write(&rig, "d", 5);
+    assert_eq!(on_account(&rig), [line("a", 5), line("b", 3)]);
+    rig.try_change("v", lower, false).unwrap();
+    write(&rig, "d", 1);
+    assert_eq!(on_account(&rig), [line("a", 5), line("b", 4)]);
+    // Both are there from the start, and count alike.
+    rig.try_change("v", both, false).unwrap();
+    rig.restart();
+    write(&rig, "d", 7);
+    rig.try_change("v", lower, false).unwrap();
+    write(&rig, "d", 2);
+    assert_eq!(on_account(&rig), [line("a", 12), line("b", 6)]);
+}
+
 /// Of a volume that several devices show, each has on the account what it has done, whether it goes or stays, and when a service above has
 /// held its requests back; the volume's size is there once.
 #[test]
@@ -518,15 +559,7 @@ fn devices_that_share_a_volume_have_accounts_of_their_own() {
         rig.attach(name, &attach("v", Some(1))).unwrap();
     }
     eventually("the account's first line", || (!by(UsageBy::Volume).is_empty()).then_some(()));
-    let write = |name: &str, writes: usize| {
-        let mut guest = Controller::connect(&rig.path(&format!("{name}.sock")), &Options::default()).unwrap();
-        let namespace = guest.namespace(NamespaceId(1)).unwrap();
-        let mut queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
-        let buffer = guest.memory().alloc(4096).unwrap();
-        for _ in 0..writes {
-            queue.execute(&namespace.write(Lba(0), buffer.slice(0, 4096)).unwrap()).unwrap();
-        }
-    };
+    let write = |name: &str, writes: usize| write(&rig, name, writes);
     write("d", 3);
     write("e", 5);
     write("f", 7);
