@@ -5,7 +5,7 @@
 
 use std::{
     env,
-    os::unix::fs::FileExt,
+    os::{fd::AsFd, unix::fs::FileExt},
     path::Path,
     sync::{
         Arc,
@@ -272,7 +272,7 @@ impl Guest {
         rustix::fs::ftruncate(&file, size).expect("memory");
         let mut memory = GuestMemory::new();
         let protection = Protection { read: true, write: true };
-        memory.map(GuestAddress(0), size, protection, Some((file, 0))).expect("a region");
+        memory.map(GuestAddress(0), size, protection, Some((file.as_fd(), 0))).expect("a region");
         Self { memory, size }
     }
 

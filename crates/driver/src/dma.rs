@@ -82,8 +82,19 @@ struct Pool {
     mapping: Arc<Mapping>,
     fd: OwnedFd,
     iova: u64,
+    pages: Mutex<Taken>,
+}
+
+/// Which pages are given out.
+#[derive(Debug)]
+struct Taken {
     /// One flag per page, true when taken.
-    pages: Mutex<Vec<bool>>,
+    flags: Vec<bool>,
+    /// The first page that never was: the file has only zeroes from there on, and no memory yet.
+    fresh: usize,
+    /// Where the last run ends that was given out, or the first page that came back since: who wants more begins to search here, so that
+    /// each run that follows a large one is not searched for past all pages of that.
+    next: usize,
 }
 
 /// A memfd mapped here and, once announced with [`Transport::dma_map`](crate::Transport::dma_map), known to the device
@@ -115,7 +126,8 @@ impl DmaMemory {
         if pages == Pages::Transparent {
             mapping.advise_huge().map_err(kernel)?;
         }
-        Ok(Self(Arc::new(Pool { mapping, fd, iova, pages: Mutex::new(vec![false; size / PAGE_SIZE]) })))
+        let taken = Taken { flags: vec![false; size / PAGE_SIZE], fresh: 0, next: 0 };
+        Ok(Self(Arc::new(Pool { mapping, fd, iova, pages: Mutex::new(taken) })))
     }
 
     /// All its addresses.
@@ -128,16 +140,24 @@ impl DmaMemory {
         self.0.fd.as_fd()
     }
 
-    /// Takes at least `len` contiguous bytes, whole pages, zeroed. Freed on drop. First fit: for setting up, not per I/O.
+    /// Takes at least `len` contiguous bytes, whole pages, zeroed. Freed on drop. For setting up, not per I/O. Pages that were never used are
+    /// not touched: they are the memory of who touches them first, the device or us.
     pub fn alloc(&self, len: usize) -> Result<DmaBuffer, DmaError> {
         let exhausted = DmaError::Exhausted { wanted: len, size: self.0.mapping.len() };
         let count = len.max(1).div_ceil(PAGE_SIZE);
         let mut pages = self.0.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(first) = first_free_run(&pages, count) else { return Err(exhausted) };
-        pages[first..first + count].fill(true);
+        let Taken { flags, fresh, next } = &mut *pages;
+        let behind = first_free_run(&flags[*next..], count).map(|at| *next + at);
+        let Some(first) = behind.or_else(|| first_free_run(flags, count)) else { return Err(exhausted) };
+        let end = first + count;
+        flags[first..end].fill(true);
+        let used = fresh.saturating_sub(first).min(count);
+        (*fresh, *next) = ((*fresh).max(end), end);
         drop(pages);
         let buffer = DmaBuffer { pool: Arc::clone(&self.0), offset: first * PAGE_SIZE, len: count * PAGE_SIZE };
-        buffer.segment(0, buffer.len).fill(0);
+        if used > 0 {
+            buffer.segment(0, used * PAGE_SIZE).fill(0);
+        }
         Ok(buffer)
     }
 }
@@ -298,7 +318,8 @@ impl Drop for DmaBuffer {
     fn drop(&mut self) {
         let first = self.offset / PAGE_SIZE;
         let mut pages = self.pool.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        pages[first..first + self.len / PAGE_SIZE].fill(false);
+        pages.flags[first..first + self.len / PAGE_SIZE].fill(false);
+        pages.next = pages.next.min(first);
     }
 }
 
@@ -320,6 +341,37 @@ mod tests {
         let third = memory.alloc(PAGE_SIZE).unwrap();
         assert_eq!(third.iova(), 1 << 32);
         assert_eq!(third.read_vec(0, PAGE_SIZE), vec![0; PAGE_SIZE], "given out zeroed");
+    }
+
+    #[test]
+    fn what_was_never_used_costs_nothing_and_what_was_is_zeroed() {
+        let memory = DmaMemory::new(1 << 32, (1 << 30) + 16 * PAGE_SIZE).unwrap();
+        let blocks = || rustix::fs::fstat(memory.fd()).unwrap().st_blocks;
+        let small = memory.alloc(4 * PAGE_SIZE).unwrap();
+        let large = memory.alloc(1 << 30).unwrap();
+        assert_eq!(blocks(), 0, "nothing was touched");
+        small.fill(0xee);
+        drop(small);
+        // Part of it was used before: the whole is zeroes.
+        large.write_at(0, &[0xee]);
+        drop(large);
+        let both = memory.alloc(5 * PAGE_SIZE).unwrap();
+        assert_eq!((both.iova(), both.read_vec(0, 5 * PAGE_SIZE)), (1 << 32, vec![0; 5 * PAGE_SIZE]));
+    }
+
+    #[test]
+    fn runs_behind_a_large_one_are_not_searched_for_within_it() {
+        let memory = DmaMemory::new(1 << 32, 64 * PAGE_SIZE).unwrap();
+        let next = || memory.0.pages.lock().unwrap().next;
+        let (hole, large) = (memory.alloc(1).unwrap(), memory.alloc(32 * PAGE_SIZE).unwrap());
+        drop(hole);
+        assert_eq!(next(), 0, "what has come back is used again");
+        let runs = [2, 2, 2].map(|pages| memory.alloc(pages * PAGE_SIZE).unwrap());
+        assert_eq!((runs[0].iova(), next()), ((1 << 32) + 33 * 4096, 39), "too large for the hole");
+        let rest = memory.alloc(25 * PAGE_SIZE).unwrap();
+        assert_eq!((next(), memory.alloc(1).unwrap().iova()), (64, 1 << 32), "from the start, when there is no more");
+        assert!(matches!(memory.alloc(2 * PAGE_SIZE), Err(DmaError::Exhausted { .. })));
+        drop((large, runs, rest));
     }
 
     #[test]

@@ -4,11 +4,13 @@
         space.write(0, b"x" * 4096, durable=True)
         assert space.read(0, 4096) == b"x" * 4096
 
-What fails raises OSError with the number and the words of millrace.h. A space may be used by several threads: the interpreter's lock is not
-held while the library works.
+What fails raises OSError with the number and the words of millrace.h; a number that its types do not hold, ValueError. A space may be used by
+several threads: the interpreter's lock is not held while the library works.
 """
 
 import ctypes
+import math
+import operator
 import os
 import threading
 import weakref
@@ -71,6 +73,23 @@ _statistics = _function("fastpath_statistics", ctypes.c_int, _space, ctypes.POIN
 _error = _function("fastpath_error", _text)
 _error_number = _function("fastpath_error_number", ctypes.c_int)
 _strerror = _function("fastpath_strerror", _text, ctypes.c_int)
+
+
+def _whole(value, most, what):
+    """A whole number that the library's type holds: ctypes cuts others off, and they would mean something else."""
+    value = operator.index(value)
+    if not 0 <= value <= most:
+        raise ValueError(f"{what} is {value}, not 0 to {most}")
+    return value
+
+
+def _bytes(value, what):
+    return _whole(value, 2**64 - 1, what)
+
+
+def _milliseconds(seconds):
+    """For the library; None: for ever. Never shorter than what was asked for."""
+    return -1 if seconds is None else max(0, math.ceil(min(seconds * 1000, 2**31 - 1)))
 
 
 def _check(result):
@@ -139,6 +158,8 @@ class Space:
     ):
         flags = (_READ_ONLY if read_only else 0) | (_EVENTS if events else 0) | (_STATISTICS if statistics else 0)
         flags |= _ENGINE if engine else 0
+        depth = _whole(depth, 1023, "the depth")
+        buffer = _whole(buffer, ctypes.c_size_t(-1).value, "the buffer's size")
         options = _Options(ctypes.sizeof(_Options), None if run_dir is None else os.fsencode(run_dir), depth, flags, 0)
         space = _open(volume.encode(), buffer, options)
         if not space:
@@ -176,13 +197,13 @@ class Space:
 
     def read_into(self, offset, data):
         """Fills `data`, anything writable, from `offset` on."""
-        size = memoryview(data).nbytes
+        size, offset = memoryview(data).nbytes, _bytes(offset, "the offset")
         view = (ctypes.c_ubyte * size).from_buffer(data)
         _check(self._handle.call(_pread, view, size, offset, _BLOCKING))
 
     def write(self, offset, data, *, durable=False):
         """Writes `data` at `offset`; durable when it returns, if so."""
-        data = bytes(data)
+        data, offset = bytes(data), _bytes(offset, "the offset")
         _check(self._handle.call(_pwrite, data, len(data), offset, _BLOCKING | (_DURABLE if durable else 0)))
 
     def flush(self):
@@ -191,14 +212,18 @@ class Space:
 
     def deallocate(self, offset, size):
         """These bytes are not needed any more."""
+        offset, size = _bytes(offset, "the offset"), _bytes(size, "the size")
         _check(self._handle.call(_deallocate, offset, size, _BLOCKING))
 
     def write_zeroes(self, offset, size, *, durable=False):
         """These bytes read as zeroes from now on; durably when it returns, if so."""
+        offset, size = _bytes(offset, "the offset"), _bytes(size, "the size")
         _check(self._handle.call(_write_zeroes, offset, size, _BLOCKING | (_DURABLE if durable else 0)))
 
     def submit(self, operation, tag, offset=0, size=0, at=0, *, durable=False):
         """Begins a request on `size` bytes of the buffer from `at` on. Raises BlockingIOError when no more can be in progress."""
+        operation = _whole(operation, 2**32 - 1, "the operation")
+        tag, offset, size = _bytes(tag, "the tag"), _bytes(offset, "the offset"), _bytes(size, "the size")
         if operation in (READ, WRITE) and not 0 <= at <= at + size <= len(self.buffer):
             raise ValueError("not within the buffer")
         flags = _DIRECT | (_DURABLE if durable else 0)
@@ -207,8 +232,9 @@ class Space:
 
     def reap(self, most=64, timeout=0.0):
         """What has ended, as (tag, bytes or None, None or an OSError, nanoseconds). Waits up to `timeout` seconds; None: for ever."""
+        most = _whole(most, 2**31 - 1, "the most to be taken")
         done = (_Completion * most)()
-        count = _check(self._handle.call(_reap, done, most, -1 if timeout is None else int(timeout * 1000)))
+        count = _check(self._handle.call(_reap, done, most, _milliseconds(timeout)))
         return [(c.tag, *((c.result, None) if c.result >= 0 else (None, OSError(-c.result, _strerror(c.result).decode()))),
                  c.time_ns) for c in done[:count]]
 

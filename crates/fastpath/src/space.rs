@@ -26,6 +26,9 @@ use crate::{
 
 /// Bytes that go by way of a bounce run at a time.
 const BOUNCE: usize = 128 << 10;
+/// A buffer of up to so many bytes is touched by us first, as bounce runs are: its pages are the program's memory by the system's account, and
+/// no thread of the daemon's waits for them. Of a larger one pages come as they are used.
+const TOUCHED: usize = 64 << 20;
 /// The most bytes of one command.
 const TRANSFER: usize = 1 << 20;
 /// The most blocks that Write Zeroes and Deallocate name at a time.
@@ -174,6 +177,9 @@ impl Space {
         let way = Way::open(&mut controller, options)?;
         let namespace = namespace(&mut controller, &way)?;
         let buffer = controller.memory().alloc(buffer)?;
+        if buffer.len() <= TOUCHED {
+            buffer.fill(0);
+        }
         let space = Self {
             way,
             controller,
@@ -430,6 +436,7 @@ impl Space {
             return Ok(free);
         }
         let run = self.controller.memory().alloc(BOUNCE)?;
+        run.fill(0);
         self.bounces.runs.push(run);
         Ok((self.bounces.runs.len() - 1) as u16)
     }

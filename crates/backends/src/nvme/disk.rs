@@ -15,15 +15,15 @@ use std::{
 
 use millrace_block::{PerShard, VolumeError};
 use millrace_driver::{
-    Controller, DriverError, Iommu, Namespace, Options, PciAddress, QueueError, QueueOptions, QueuePair, Transport,
-    VfioError, VfioPci,
+    Controller, DriverError, Namespace, Options, PciAddress, QueueError, QueueOptions, QueuePair, Transport, VfioError,
+    VfioPci,
     spec::{NamespaceId, identify::IdentifyController},
 };
 use millrace_memory::guard;
 
 use super::{
     lane::{BOUNCE, BOUNCES, ENTRIES, Lane, Waits},
-    table::Table,
+    table::{self, Mapper, Table},
 };
 
 /// The most bytes of one command.
@@ -59,8 +59,6 @@ impl Default for Patience {
 /// What the watch is told.
 #[derive(Debug)]
 pub(super) enum Word {
-    /// Map the memory with this address.
-    Map(usize),
     /// Reset the controller.
     Reset,
 }
@@ -127,21 +125,22 @@ impl Disk {
             return Ok(disk);
         }
         let function = take(volume, address)?;
-        let iommu = Some(function.iommu());
-        let disk = Self::bring_up(address, function, iommu, Patience::default()).map_err(|error| refused(volume, &error))?;
+        let iommu: Arc<dyn Mapper> = function.iommu();
+        let disk = Self::bring_up(address, function, Some(iommu), Patience::default());
+        let disk = disk.map_err(|error| refused(volume, &error))?;
         disks.retain(|(known, _)| *known != address);
         disks.push((address, Arc::downgrade(&disk)));
         Ok(disk)
     }
 
-    /// A controller of one's own, that nobody else finds. Without an IOMMU all data go by way of buffers.
+    /// A controller of one's own, that nobody else finds. Without an IOMMU (`mapper`) all data go by way of buffers.
     pub(super) fn bring_up(
         address: PciAddress,
         function: impl Transport + 'static,
-        iommu: Option<Arc<Iommu>>,
+        mapper: Option<Arc<dyn Mapper>>,
         patience: Patience,
     ) -> Result<Arc<Self>, DriverError> {
-        let by = iommu.as_ref().map_or("a transport of its own", |iommu| iommu.interface());
+        let by = mapper.as_ref().map_or("a transport of its own", |mapper| mapper.interface());
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let wanted = cores.min(MOST_LANES) + 1;
         let options = Options {
@@ -166,7 +165,8 @@ impl Disk {
             lanes.push(Lane::new(pair, buffers, at > 0)?);
         }
         let (watch, words) = sync_channel(64);
-        let table = Arc::new(Table::new(iommu, watch.clone()));
+        let (asks, asked) = sync_channel(64);
+        let table = Arc::new(Table::new(mapper, asks));
         let seen: Arc<dyn guard::Watcher> = Arc::<Table>::clone(&table);
         guard::watch(Arc::downgrade(&seen));
         let (max_transfer, zeroes_limit) = (controller.max_transfer() as usize, controller.zeroes_limit()?);
@@ -191,10 +191,18 @@ impl Disk {
             resets: AtomicUsize::new(0),
             told_gone: AtomicBool::new(false),
         });
-        let weak = Arc::downgrade(&disk);
-        let spawned = thread::Builder::new().name(format!("nvme {address}")).spawn(move || watch_over(&weak, &words));
-        spawned.map_err(DriverError::EventFd)?;
+        disk.spawn_threads(words, asked)?;
         Ok(disk)
+    }
+
+    /// Begins the watch, and what maps memory: it may take so long that it is no part of the watch.
+    fn spawn_threads(self: &Arc<Self>, words: Receiver<Word>, asked: Receiver<usize>) -> Result<(), DriverError> {
+        let (disk, table) = (Arc::downgrade(self), Arc::downgrade(&self.table));
+        let named = |name: String| thread::Builder::new().name(name);
+        let watch = named(format!("nvme {}", self.address)).spawn(move || watch_over(&disk, &words));
+        watch.map_err(DriverError::EventFd)?;
+        let map = named(format!("map {}", self.address)).spawn(move || table::serve(&table, &asked));
+        map.map(drop).map_err(DriverError::EventFd)
     }
 
     pub(super) fn address(&self) -> PciAddress {
@@ -440,6 +448,8 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
+        // Who maps memory would keep the device open.
+        self.table.close();
         // Nothing is in flight: requests keep the volume, and volumes the disk.
         if let Some(mut controller) = lock(&self.control).take()
             && let Err(error) = controller.shutdown()
@@ -503,9 +513,8 @@ fn watch_over(disk: &Weak<Disk>, words: &Receiver<Word>) {
         let word = words.recv_timeout(LOOK);
         let Some(disk) = disk.upgrade() else { return };
         match word {
-            Ok(Word::Map(address)) if !disk.is_gone() => disk.table.map(address),
             Ok(Word::Reset) => disk.reset(&mut lock(&disk.control)),
-            Ok(Word::Map(_)) | Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
         if looked.elapsed() >= LOOK {

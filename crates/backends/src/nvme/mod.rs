@@ -7,8 +7,8 @@
 //!                │     the task of one command looks at the queue and wakes the others; when nothing comes it sleeps until the
 //!                │     queue's interrupt, which is on only then; without one it naps
 //!                └─► flush, write zeroes, deallocate, compare, copy: as the controller can, else by reading and writing
-//!   the disk's watch (a thread): maps memory, looks after the controller and who sleeps, has it abort
-//!     what takes too long, resets it, or gives it up
+//!   the disk's watch (a thread): looks after the controller and who sleeps, has it abort what takes
+//!     too long, resets it, or gives it up; another thread maps memory
 //! ```
 //!
 //! Invariants:

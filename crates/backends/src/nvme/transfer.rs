@@ -273,12 +273,9 @@ impl NvmeVolume {
     #[cold]
     fn explain(&self, operation: Operation, command: &Command, failure: &Failure) -> BlockError {
         let error = match failure {
-            Failure::Status(status) => match status.code() {
-                Status::COMPARE_FAILURE => return BlockError::Miscompare,
-                Status::NAMESPACE_WRITE_PROTECTED | Status::ACCESS_DENIED => BlockError::ReadOnly,
-                Status::CAPACITY_EXCEEDED => BlockError::NoSpace,
-                Status::UNRECOVERED_READ_ERROR => BlockError::ReadFault { errno: libc::EIO },
-                _ => fault(operation, libc::EIO),
+            Failure::Status(status) => match refusal(operation, *status) {
+                BlockError::Miscompare => return BlockError::Miscompare,
+                error => error,
             },
             Failure::Gone => fault(operation, libc::ENODEV),
             Failure::Lost | Failure::Changed | Failure::Refused(_) => fault(operation, libc::EIO),
@@ -307,6 +304,23 @@ pub(super) fn fault(operation: Operation, errno: i32) -> BlockError {
     }
 }
 
+/// What a status is for those above.
+fn refusal(operation: Operation, status: Status) -> BlockError {
+    match status.code() {
+        Status::COMPARE_FAILURE => BlockError::Miscompare,
+        Status::NAMESPACE_WRITE_PROTECTED | Status::WRITE_TO_READ_ONLY_RANGE | Status::ACCESS_DENIED
+            if operation.is_write() =>
+        {
+            BlockError::ReadOnly
+        }
+        // A locked disk answers so to reads as well, which are no attempts to write.
+        Status::NAMESPACE_WRITE_PROTECTED | Status::ACCESS_DENIED => fault(operation, libc::EACCES),
+        Status::CAPACITY_EXCEEDED => BlockError::NoSpace,
+        Status::UNRECOVERED_READ_ERROR => BlockError::ReadFault { errno: libc::EIO },
+        _ => fault(operation, libc::EIO),
+    }
+}
+
 /// Whether the controller may do it another time.
 fn may_be_repeated(status: Status) -> bool {
     let passing = [
@@ -325,6 +339,22 @@ fn may_be_repeated(status: Status) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_disk_refuses_is_told_as_what_was_tried() {
+        let write = Operation::Write { fua: false };
+        let protected = [Status::NAMESPACE_WRITE_PROTECTED, Status::WRITE_TO_READ_ONLY_RANGE, Status::ACCESS_DENIED];
+        for status in protected {
+            for operation in [write, Operation::Deallocate, Operation::WriteZeroes { fua: false, deallocate: true }] {
+                assert_eq!(refusal(operation, status.do_not_retry()), BlockError::ReadOnly, "{operation:?} {status}");
+            }
+        }
+        let locked = Status::ACCESS_DENIED.do_not_retry();
+        assert_eq!(refusal(Operation::Read, locked), BlockError::ReadFault { errno: libc::EACCES });
+        assert_eq!(refusal(Operation::Flush, locked), BlockError::WriteFault { errno: libc::EACCES });
+        assert_eq!(refusal(Operation::Compare, Status::COMPARE_FAILURE), BlockError::Miscompare);
+        assert_eq!(refusal(write, Status::CAPACITY_EXCEEDED), BlockError::NoSpace);
+    }
 
     #[test]
     fn zeroes_are_written_in_pieces_that_the_controller_takes() {

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs::File,
+    ops::Range,
     os::fd::AsFd,
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -106,17 +107,26 @@ impl Iommu {
         Ok(())
     }
 
-    /// Makes memory that a peer shared with us reachable for the device, at an address that is free. It is pinned until
-    /// [unmapped](Self::unmap), also when it is not mapped here any more.
-    pub fn map_region(&self, region: &Region) -> Result<DmaRange, VfioError> {
+    /// Finds free addresses for memory that a peer shared with us, and keeps them for it until they are [unmapped](Self::unmap).
+    pub fn place_region(&self, region: &Region) -> Result<DmaRange, VfioError> {
         let (start, size) = (region.start() as u64, region.len() as u64);
         let mut taken = self.taken();
         let free =
             self.usable.iter().find_map(|(first, last)| free_place(&taken, (*first).max(FIRST), *last, start % LARGE, size));
         let iova = free.ok_or(VfioError::BadRange { address: self.address, iova: FIRST, size: region.len() })?;
-        self.map(iova, start, size)?;
         taken.insert(iova, size);
         Ok(DmaRange { iova, len: region.len() })
+    }
+
+    /// Makes a part of a region reachable for the device, at its place behind the address `iova` that was [found](Self::place_region) for the
+    /// region. It is pinned until [unmapped](Self::unmap), also when it is not mapped here any more. Takes the longer the larger the part is.
+    pub fn map_part(&self, region: &Region, iova: u64, part: Range<usize>) -> Result<(), VfioError> {
+        let size = part.end.checked_sub(part.start).filter(|_| part.end <= region.len());
+        let size = size.filter(|_| self.taken().get(&iova) == Some(&(region.len() as u64)));
+        let bad = VfioError::BadRange { address: self.address, iova, size: region.len() };
+        let size = size.ok_or(bad)? as u64;
+        // No overflow: both ends lie within ranges that do not wrap.
+        self.map(iova + part.start as u64, (region.start() + part.start) as u64, size)
     }
 
     /// Has nothing mapped at these addresses from now on; false: something is.
@@ -150,11 +160,13 @@ impl Iommu {
         mapped.map_err(|source| VfioError::Kernel { address: self.address, action: "map memory for it", source })
     }
 
-    /// Takes memory away: the device does not reach it any more on return.
+    /// Takes memory away, in however many parts it was mapped: the device does not reach it any more on return. `range` is what was mapped of
+    /// it; with nothing, only its addresses are given back.
     pub fn unmap(&self, range: DmaRange) -> Result<(), VfioError> {
         let mut taken = self.taken();
         let (iova, size) = (range.iova, range.len as u64);
         let unmapped = match &self.keeper {
+            _ if size == 0 => Ok(()),
             Keeper::Container(container) => {
                 sys::exact(container, sys::IOMMU_UNMAP_DMA, sys::DmaUnmap { iova, size, ..Default::default() }).map(drop)
             }

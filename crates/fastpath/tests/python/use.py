@@ -54,6 +54,27 @@ with millrace.Space(os.environ["MILLRACE_VOLUME"], 1 << 16, depth=8, events=True
             raise AssertionError("it cannot be")
         except OSError as error:
             assert error.errno == number, error
+    # Numbers that C's types do not hold would mean other bytes there.
+    far = 2**64
+    for wrong in (
+        lambda: space.deallocate(far + block, block), lambda: space.deallocate(block, far + block), lambda: space.write(block - far, data),
+        lambda: space.read(far + block, block), lambda: space.write_zeroes(-block, block), lambda: space.submit(millrace.WRITE, far, 0, block),
+        lambda: space.submit(millrace.READ, 0, far, block), lambda: space.submit(2**32 + millrace.FLUSH, 0), lambda: space.reap(2**32 + 1),
+        lambda: millrace.Space(os.environ["MILLRACE_VOLUME"], depth=2**32 + 1), lambda: millrace.Space(os.environ["MILLRACE_VOLUME"], -1),
+    ):
+        try:
+            wrong()
+            raise AssertionError("it cannot be")
+        except ValueError:
+            pass
+    assert space.read(7 * block, block) == bytes([8]) * block
+    # The library is asked to wait for at least as long, and not for ever.
+    reap, asked = millrace._reap, []
+    millrace._reap = lambda space, done, most, timeout_ms: asked.append(timeout_ms) or 0
+    for timeout in (0.0005, 0, -1, 1.5, 3_000_000, float("inf"), None):
+        assert space.reap(timeout=timeout) == []
+    millrace._reap = reap
+    assert asked == [1, 0, 0, 1500, 2**31 - 1, 2**31 - 1, -1], asked
 # Closed while others are in calls: they end as they would have, or are told.
 for _ in range(20):
     space = millrace.Space(os.environ["MILLRACE_VOLUME"], 1 << 16)

@@ -3,25 +3,34 @@ use std::{
     collections::VecDeque,
     fs::File,
     future::{Future, poll_fn},
-    os::{fd::BorrowedFd, unix::fs::FileExt},
+    ops::Range,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::FileExt,
+    },
     pin::Pin,
     rc::Rc,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, Sender, channel},
     },
     task::Wake,
 };
 
 use millrace_driver::{
-    Controller, MappedArea, Options, QueueOptions, Transport, TransportError,
+    Controller, MappedArea, Options, PciAddress, QueueOptions, Transport, TransportError, VfioError,
     spec::{
         NvmOpcode,
         registers::{Capabilities, offset},
     },
 };
 
+use millrace_memory::{Access, GuestAddress, GuestMemory, Protection, guard::Region};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
 use super::*;
+use crate::nvme::{Patience, disk::Disk, table::Mapper};
 
 const BYTES: Option<SglLimits> = Some(SglLimits { granularity: 1, pieces: 3 });
 const DWORDS: Option<SglLimits> = Some(SglLimits { granularity: 4, pieces: 3 });
@@ -101,6 +110,8 @@ struct Nods {
     /// Its admin queues.
     queues: [u64; 2],
     done: u32,
+    /// It has been unplugged.
+    gone: Arc<AtomicBool>,
 }
 
 impl Nods {
@@ -166,8 +177,12 @@ impl Transport for Nods {
         Ok(())
     }
     fn check(&mut self) -> Result<(), TransportError> {
-        Ok(())
+        if self.gone.load(Ordering::Relaxed) { Err(VfioError::Removing(address()).into()) } else { Ok(()) }
     }
+}
+
+fn address() -> PciAddress {
+    "ffff:ff:1f.7".parse().unwrap()
 }
 
 /// A queue with room for one command, and memory.
@@ -429,4 +444,55 @@ fn on_the_common_lane_everybody_looks_for_himself() {
     assert_eq!((has.run(), wants.poll()), (Done, Placed));
     complete(&lane, 4);
     assert_eq!(wants.run(), Done);
+}
+
+/// An IOMMU whose kernel takes as long to map memory as somebody keeps the other end of `until`.
+struct Slow {
+    begun: Sender<()>,
+    until: Mutex<Receiver<()>>,
+}
+
+impl Mapper for Slow {
+    fn interface(&self) -> &'static str {
+        "a test"
+    }
+    fn place(&self, region: &Region) -> Result<DmaRange, VfioError> {
+        Ok(DmaRange { iova: 1 << 40, len: region.len() })
+    }
+    fn map_part(&self, _: &Region, _: u64, _: Range<usize>) -> Result<(), VfioError> {
+        let _ = self.begun.send(());
+        let _ = self.until.lock().unwrap().recv();
+        Ok(())
+    }
+    fn unmap(&self, _: DmaRange) -> Result<(), VfioError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_disk_is_watched_while_memory_is_mapped_for_it() {
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 1 << 20).unwrap();
+    let mut memory = GuestMemory::new();
+    let all = Protection { read: true, write: true };
+    memory.map(GuestAddress(0), 1 << 20, all, Some((file.as_fd(), 0))).unwrap();
+    let start = memory.translate(GuestAddress(0), 4096, Access::Read).unwrap().as_ptr() as usize;
+    let gone = Arc::<AtomicBool>::default();
+    let (begun, has_begun) = channel();
+    // Dropped before the memory, which does not go while it is being mapped.
+    let (ends, until) = channel::<()>();
+    let slow: Arc<dyn Mapper> = Arc::new(Slow { begun, until: Mutex::new(until) });
+    let controller = Nods { gone: Arc::clone(&gone), ..Nods::default() };
+    let disk = Disk::bring_up(address(), controller, Some(slow), Patience::default()).unwrap();
+    disk.table.ask(start);
+    has_begun.recv().unwrap();
+    gone.store(true, Ordering::Relaxed);
+    let patience = Instant::now() + Duration::from_secs(30);
+    while !disk.is_gone() {
+        assert!(Instant::now() < patience, "nobody looks at the disk while the kernel maps memory");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(ends);
+    drop(memory);
+    assert_eq!(disk.moved(), (0, 0));
 }
