@@ -1,7 +1,8 @@
-//! Traces: every request of a known sequence, once, with its stages in order; nothing while nobody asks; an end that says why; and stock
-//! guests, whose own traces say the same.
+//! Traces: every request of a known sequence, once, with its stages in order; nothing while nobody asks; an end that says why; stock
+//! guests, whose own traces say the same; and the programs that exports are for, which read the same in them.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command as Process, Output, Stdio},
@@ -14,7 +15,7 @@ use millrace_driver::{
 };
 use millrace_tests::{Boot, Daemon, Load, Work, eventually, repository, seats};
 use millrace_trace::{
-    Trace,
+    Trace, guest,
     requests::{Request, Visit},
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -403,6 +404,239 @@ fn expect_picture(daemon: &Daemon, file: &Path, guests: &str) {
     assert_eq!(picture.matches("class=\"title\">").count(), panels.len());
 }
 
+/// A program of the private root, run in this folder: what it prints.
+fn in_root(folder: &Path, arguments: &[&str]) -> String {
+    let mut command = Process::new(repository().join("scripts/in-root"));
+    let output = command.args(arguments).current_dir(folder).stdin(Stdio::null()).output().expect("scripts/in-root");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {}\n{said}{complained}", output.status);
+    said
+}
+
+/// fio reads blktrace's records, and does it all again: how many reads, writes, trims and flushes that were.
+fn replayed(daemon: &Daemon, records: &Path) -> [u64; 4] {
+    let (log, image) =
+        (format!("--read_iolog={}", records.display()), format!("--replay_redirect={}", daemon.path("image").display()));
+    let job = ["fio", "--name=again", "--ioengine=null", "--replay_no_stall=1", "--output-format=json", "--size=64M"];
+    let said = in_root(&daemon.path(""), &[&job[..], &[log.as_str(), image.as_str()]].concat());
+    let fio: Value = serde_json::from_str(said.get(said.find('{').unwrap_or(0)..).unwrap_or_default())
+        .unwrap_or_else(|error| panic!("{error} in {said}"));
+    ["read", "write", "trim", "sync"].map(|what| fio["jobs"][0][what]["total_ios"].as_u64().unwrap_or_default())
+}
+
+/// Requests in what viewers get, with how long they took in nanoseconds, in order; all of it keeps the Trace Event Format's rules for events
+/// within each other: of each identifier times do not go back, and what ends is what began last.
+fn outermost(json: &Value) -> Vec<(String, u64)> {
+    let (mut open, mut found) = (BTreeMap::<&str, (f64, Vec<(&str, f64)>)>::new(), Vec::new());
+    for event in json["traceEvents"].as_array().expect("events").iter().filter(|event| event["ph"] != "M") {
+        assert!(event["pid"].is_u64() && event["tid"].is_u64() && event["cat"].is_string(), "{event}");
+        let word = |field: &str| event[field].as_str().unwrap_or_else(|| panic!("no {field} in {event}"));
+        let (id, name, time) = (word("id"), word("name"), event["ts"].as_f64().expect("a time"));
+        let (last, nested) = open.entry(id).or_default();
+        assert!(*last <= time, "{event}");
+        *last = time;
+        match word("ph") {
+            "b" => nested.push((name, time)),
+            "e" => {
+                let (begun, from) = nested.pop().unwrap_or_else(|| panic!("{event} was not begun"));
+                assert_eq!(begun, name, "{event}");
+                // The others are legs with rows of their own.
+                if nested.is_empty() && !id.contains('.') {
+                    found.push((name.to_owned(), (time - from).mul_add(1000.0, 0.5) as u64));
+                }
+            }
+            phase => assert_eq!(phase, "n", "{event}"),
+        }
+    }
+    assert!(open.values().all(|(_, nested)| nested.is_empty()), "not ended: {open:?}");
+    found.sort_unstable();
+    found
+}
+
+/// An event of a request: when it was, which one, the kernel's letters for what is asked for, sector and sectors. A flush has none.
+type Line = (u64, char, String, Option<(u64, u64)>);
+
+/// Seconds with nine digits after the point, in nanoseconds.
+fn nanoseconds(text: &str) -> u64 {
+    text.replace('.', "").parse().unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// `259,1    0        3     0.000000000     1  Q   R 0 + 8 [disk]`; the error of a `C` is where another line has the name.
+fn printed(line: &str) -> Option<Line> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let ["259,1", "0", _, time, "1", action, letters, rest @ ..] = &words[..] else { return None };
+    let action = action.chars().next()?;
+    let range = match rest {
+        [sector, "+", count, _] => Some((sector.parse().ok()?, count.parse().ok()?)),
+        _ => None,
+    };
+    assert!(action == 'C' || rest.last() == Some(&"[disk]"), "{line}");
+    Some((nanoseconds(time), action, (*letters).to_owned(), range))
+}
+
+/// A request as the kernel's programs have it: its letters, and its ranges; those of the deallocation are known.
+fn as_the_kernel_has_it(request: &Request, deallocated: &[(u64, u64)]) -> (&'static str, Vec<Option<(u64, u64)>>) {
+    let own = vec![Some((request.lba, u64::from(request.count)))];
+    match request.operation.base() {
+        EventOperation::READ => ("R", own),
+        EventOperation::WRITE if request.operation.fua() => ("WF", own),
+        EventOperation::WRITE | EventOperation::ZERO => ("W", own),
+        EventOperation::FLUSH => ("FW", vec![None]),
+        EventOperation::DEALLOCATE => ("D", deallocated.iter().copied().map(Some).collect()),
+        other => panic!("{other:?} was not asked for"),
+    }
+}
+
+/// What blkparse is to print of a trace.
+fn expected_lines(trace: &Trace, deallocated: &[(u64, u64)]) -> Vec<Line> {
+    let first = trace.requests.iter().map(Request::began).min().expect("requests");
+    let mut lines = Vec::new();
+    for request in &trace.requests {
+        let (letters, ranges) = as_the_kernel_has_it(request, deallocated);
+        let times = [('Q', request.began()), ('D', request.fetched), ('C', request.completed.expect("completed"))];
+        for (range, (action, time)) in ranges.iter().flat_map(|range| times.map(|time| (range, time))) {
+            lines.push((time - first, action, letters.to_owned(), *range));
+        }
+    }
+    lines.sort();
+    lines
+}
+
+/// Counts and KiB of reads and writes in a line of blkparse's sums.
+fn sums(said: &str, what: &str) -> Vec<u64> {
+    let line =
+        said.lines().find(|line| line.trim_start().starts_with(what)).unwrap_or_else(|| panic!("no {what} in {said}"));
+    line.split(|letter: char| !letter.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
+}
+
+/// Least, mean, most and number of the times of a row in btt's first table, in nanoseconds.
+fn row(table: &str, name: &str) -> [u64; 4] {
+    let line = table.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in {table}"));
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [_, least, mean, most, count] = words[..] else { panic!("{line}") };
+    [nanoseconds(least), nanoseconds(mean), nanoseconds(most), count.parse().expect("a number")]
+}
+
+/// What btt is to say of the times from one event to the end, of all that have sectors.
+fn expect_row(table: &str, name: &str, mut times: Vec<u64>) {
+    times.sort_unstable();
+    let (count, [least, mean, most, found]) = (times.len() as u64, row(table, name));
+    assert_eq!((least, most, found), (times[0], times[times.len() - 1], count), "{name} in {table}");
+    assert!(mean.abs_diff(times.iter().sum::<u64>() / count) <= 1, "{name} in {table}");
+}
+
+/// The trace of known requests of all kinds, and the ranges of the one that deallocates.
+fn trace_of_all_kinds(daemon: &Daemon) -> (Trace, [(u64, u64); 2]) {
+    let image = format!("file:{}", daemon.path("image").display());
+    let socket = daemon.disk("disk", &["--backend", &image, "--size", "16M"], &[]);
+    let mut host = Host::connect(&socket);
+    let tracing = Tracing::start(daemon, "disk", &[]);
+    for number in 0..32 {
+        host.run(&host.write(number * 24, 16));
+    }
+    let reads: Vec<_> = (0..32).map(|number| host.read(1000 + number * 8, number % 8 + 1)).collect();
+    host.run_together(&reads);
+    host.run(&host.namespace.flush());
+    host.run(&host.namespace.write_zeroes(Lba(2000), BlockCount(50), false).expect("a command"));
+    let fua = host.namespace.write_fua(Lba(3000), host.page.slice(0, 512)).expect("a command");
+    host.run(&fua);
+    let deallocated = [(4000, 16), (5000, 8)];
+    let ranges = deallocated.map(|(lba, count)| (Lba(lba), BlockCount(count)));
+    let deallocate = host.namespace.deallocate(&ranges, &host.page).expect("a command");
+    host.run(&deallocate);
+    let mut beyond = host.read((16 << 20) / 512 - 1, 1);
+    beyond.sqe.cdw10 += 1;
+    host.queue.execute(&beyond).expect_err("beyond the end");
+    let trace = tracing.finish();
+    assert_eq!((trace.requests.len(), trace.unfinished.len(), trace.dropped), (69, 0, 0));
+    (trace, deallocated)
+}
+
+/// Its sums are those of our own report.
+fn expect_sums(said: &str, report: &Value) {
+    let class = |name: &str| {
+        let all = report["operations"].as_array().expect("operations");
+        let found = all.iter().find(|class| class["name"] == name).unwrap_or_else(|| panic!("no {name} in {report}"));
+        [&found["latency"]["count"], &found["bytes"]].map(|number| number.as_u64().expect("a number"))
+    };
+    let add = |sum: [u64; 2], more: [u64; 2]| [sum[0] + more[0], sum[1] + more[1]];
+    let reads = class("read");
+    // The report counts the command, whose ranges are in a list.
+    assert_eq!(class("deallocate"), [1, 0]);
+    let writes = [class("write"), class("write zeroes"), class("flush"), [2, 24 * 512]].into_iter().fold([0, 0], add);
+    for what in ["Reads Queued:", "Read Dispatches:", "Reads Completed:"] {
+        assert_eq!(sums(said, what), [reads[0], reads[1] >> 10, writes[0], writes[1] >> 10], "{what} in {said}");
+    }
+    let failed = said.lines().filter(|line| line.ends_with("[5]")).count() as u64;
+    assert_eq!(report["errors"].as_u64(), Some(failed), "{said}");
+    // When it was, in whatever zone.
+    assert!(said.lines().all(|line| !line.starts_with("Trace started at") || !line.ends_with(" 1970")), "{said}");
+}
+
+/// Our own eyes on what blkparse prints, as if a guest had traced it.
+fn expect_our_own_reader(said: &str, lines: &[Line]) {
+    let mut guests = guest::parse(said).expect("lines of blkparse");
+    guests.sort_by_key(|request| (request.issued, request.sector));
+    let found: Vec<_> = guests.iter().map(|request| (request.issued, request.sector, request.count)).collect();
+    let issued = |(time, action, letters, range): &Line| {
+        let (sector, count) = range.filter(|_| *action == 'D' && letters != "D")?;
+        Some((*time, sector, count))
+    };
+    let mut expected: Vec<_> = lines.iter().filter_map(issued).collect();
+    expected.sort_unstable();
+    assert_eq!(found, expected);
+}
+
+/// Each event, the sums, and the times are what our own analysis says.
+#[test]
+fn the_programs_that_exports_are_for_read_the_same_in_them() {
+    let daemon = Daemon::start();
+    let (trace, deallocated) = trace_of_all_kinds(&daemon);
+    let (file, folder) = (daemon.path("disk.trace"), daemon.path("exports"));
+    fs::create_dir(&folder).expect("a folder");
+    let [records, json] = ["disk.blktrace.0", "disk.json"].map(|name| folder.join(name));
+    let path = |path: &Path| path.to_str().expect("a path in UTF-8").to_owned();
+    let report = analyze(&daemon, &file, &["--export", "blktrace", "--out", &path(&records)]);
+
+    let said = in_root(&folder, &["blkparse", "-i", "disk", "-d", "disk.bin"]);
+    let mut lines: Vec<_> = said.lines().filter_map(printed).collect();
+    lines.sort();
+    let expected = expected_lines(&trace, &deallocated);
+    assert_eq!(lines, expected, "{said}");
+    expect_sums(&said, &report);
+    expect_our_own_reader(&said, &expected);
+
+    in_root(&folder, &["btt", "-i", "disk.bin", "-o", "btt"]);
+    let table = fs::read_to_string(folder.join("btt.avg")).expect("btt's averages");
+    let times = |from: fn(&Request) -> u64| {
+        let of = |request: &Request| {
+            let ranges = as_the_kernel_has_it(request, &deallocated).1.into_iter().flatten().count();
+            vec![request.completed.expect("completed") - from(request); ranges]
+        };
+        trace.requests.iter().flat_map(of).collect::<Vec<_>>()
+    };
+    expect_row(&table, "Q2C", times(Request::began));
+    expect_row(&table, "D2C", times(|request| request.fetched));
+
+    // It takes events of one moment for a fault, and is to find no other.
+    in_root(&folder, &["blkrawverify", "disk"]);
+    let verified = fs::read_to_string(folder.join("disk.verify.out")).expect("what it found");
+    let mut faults = verified.lines().filter_map(|line| line.trim().strip_prefix("Dump ")).filter(|fault| *fault != "seq-1");
+    assert!(verified.contains("valid") && faults.all(|fault| fault == "time regression"), "{verified}");
+
+    // Each range of the deallocation is a trim.
+    assert_eq!(replayed(&daemon, &records), [33, 34, 2, 1]);
+
+    analyze(&daemon, &file, &["--export", "perfetto", "--out", &path(&json)]);
+    let json: Value = serde_json::from_reader(File::open(&json).expect("the export")).expect("JSON");
+    let took = |request: &Request| (request.operation.name().to_owned(), request.latency().expect("completed"));
+    let mut expected: Vec<_> = trace.requests.iter().map(took).collect();
+    expected.sort_unstable();
+    assert_eq!(outermost(&json), expected);
+    daemon.finish();
+}
+
 /// What fio did in a stock guest is what the trace says that it did, and the guest's own trace is the same requests.
 fn a_guests_requests_are_known(virtio: bool) {
     let daemon = Daemon::start();
@@ -456,22 +690,11 @@ fn a_guests_requests_are_known(virtio: bool) {
 
     analyze(&daemon, &file, &["--export", "perfetto", "--out", &path(&export)]);
     let json: Value = serde_json::from_reader(File::open(&export).expect("the export")).expect("JSON");
-    let began = json["traceEvents"].as_array().expect("events").iter().filter(|event| event["ph"] == "b");
-    assert_eq!(began.filter(|event| event["name"] == "read").count(), 256);
+    assert_eq!(outermost(&json).iter().filter(|(name, _)| name == "read").count(), 256);
 
     // fio reads blktrace's records, and does it all again.
     analyze(&daemon, &file, &["--export", "blktrace", "--out", &path(&replay)]);
-    let again = Process::new(repository().join("scripts/in-root"))
-        .args(["fio", "--name=again", "--ioengine=null", "--replay_no_stall=1", "--output-format=json", "--size=64M"])
-        .arg(format!("--read_iolog={}", replay.display()))
-        .arg(format!("--replay_redirect={}", daemon.path("image").display()))
-        .output()
-        .expect("fio");
-    let said = String::from_utf8_lossy(&again.stdout);
-    let fio: Value = serde_json::from_str(said.get(said.find('{').unwrap_or(0)..).unwrap_or_default())
-        .unwrap_or_else(|error| panic!("{error} in {said}{}", String::from_utf8_lossy(&again.stderr)));
-    let did = |what: &str| fio["jobs"][0][what]["total_ios"].as_u64();
-    assert_eq!((did("read"), did("write")), (Some(256), Some(512)), "{said}");
+    assert_eq!(replayed(&daemon, &replay), [256, 512, 0, 0]);
     assert!(trace.dropped == 0);
     daemon.finish();
 }

@@ -24,10 +24,12 @@ struct Row<'a> {
     first: u64,
 }
 
-/// Where a stretch is drawn.
+/// Where a stretch is drawn: from when to when, and in which row.
 #[derive(Clone, Copy, Default)]
 struct Place {
-    /// What ends before what it began within has a lane in common with it; legs that overlap have one each.
+    begin: u64,
+    end: u64,
+    /// What ends before what it began within has a lane in common with it; legs that overlap, or go on after that, have one each.
     lane: usize,
     /// How deep it is within others.
     level: u8,
@@ -47,21 +49,17 @@ impl Row<'_> {
         event
     }
 
-    fn stretch(
-        &self,
-        events: &mut Vec<(u64, u8, Value)>,
-        name: &str,
-        (begin, end): (u64, u64),
-        Place { lane, level }: Place,
-        arguments: Value,
-    ) {
+    fn stretch(&self, events: &mut Vec<(u64, u8, Value)>, name: &str, place: Place, arguments: Value) {
+        let Place { begin, end, lane, level } = place;
         // It would be ended before it began, and what is begun and not ended has all that follows within it.
         if level > 0 && end <= begin {
             return;
         }
-        // Of events at one time, those that end come first, inner before outer; then those that begin, outer before inner.
+        // Of events at one time, those that end come first, inner before outer; then those that begin, outer before inner. A request of
+        // no length is there nevertheless, with nothing in it.
+        let last = if end > begin { 127 - level } else { 254 };
         events.push((begin, 128 + level, self.event("b", name, begin, lane, arguments)));
-        events.push((end.max(begin), 127 - level, self.event("e", name, end.max(begin), lane, Value::Null)));
+        events.push((end, last, self.event("e", name, end, lane, Value::Null)));
     }
 
     fn events(&self) -> Vec<(u64, u8, Value)> {
@@ -74,25 +72,32 @@ impl Row<'_> {
             "fua": request.operation.fua(), "status": request.status,
         });
         let mut events = Vec::new();
-        let end = request.completed.unwrap_or(request.fetched);
-        self.stretch(&mut events, name, (request.began(), end), Place::default(), arguments);
-        if let Some(seen) = request.seen {
-            self.stretch(&mut events, "queue", (seen, request.fetched), Place { lane: 0, level: 1 }, Value::Null);
+        let begin = request.began();
+        let whole = Place { begin, end: request.completed.unwrap_or(request.fetched).max(begin), ..Place::default() };
+        self.stretch(&mut events, name, whole, arguments);
+        let fetched = request.fetched.min(whole.end);
+        if request.seen.is_some() {
+            self.stretch(&mut events, "queue", Place { end: fetched, level: 1, ..whole }, Value::Null);
         }
+        let inside = Place { begin: fetched, ..whole };
         let mut places: Vec<Place> = Vec::new();
         // Until when a visit's lane is taken by one of those within it.
         let mut taken: HashMap<Option<usize>, u64> = HashMap::new();
         for (at, visit) in request.visits.iter().enumerate() {
-            let above = visit.within.and_then(|above| places.get(above)).copied().unwrap_or_default();
+            let above = visit.within.and_then(|above| places.get(above)).copied().unwrap_or(inside);
+            let begin = visit.begin;
+            // One that was given up has no end; what it was done for went on, or had its own.
+            let end = visit.end.unwrap_or(above.end).max(begin);
             let taken = taken.entry(visit.within).or_default();
-            let lane = if *taken > visit.begin { at + 1 } else { above.lane };
-            if lane == above.lane {
-                *taken = visit.end.unwrap_or(end);
+            let fits = above.begin.max(*taken) <= begin && end <= above.end;
+            let lane = if fits { above.lane } else { at + 1 };
+            if fits {
+                *taken = end;
             }
-            places.push(Place { lane, level: above.level.saturating_add(1).min(100) });
+            let place = Place { begin, end, lane, level: above.level.saturating_add(1).min(100) };
+            places.push(place);
             let arguments = json!({ "lba": visit.lba, "blocks": visit.count, "status": visit.status });
-            let until = visit.end.unwrap_or(end);
-            self.stretch(&mut events, &node_name(trace, visit.node), (visit.begin, until), places[at], arguments);
+            self.stretch(&mut events, &node_name(trace, visit.node), place, arguments);
         }
         if let Some(interrupted) = request.interrupted {
             events.push((interrupted, 255, self.event("n", "interrupt", interrupted, 0, Value::Null)));
