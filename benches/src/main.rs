@@ -26,6 +26,7 @@ mod docs;
 mod error;
 mod gate;
 mod goals;
+mod least;
 mod machine;
 mod plot;
 mod process;

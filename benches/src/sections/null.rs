@@ -3,6 +3,7 @@
 use crate::{
     client::{Lean, Load},
     error::Failure,
+    least, machine,
     record::Record,
     subject::{Setup, Subject},
     suite::Suite,
@@ -31,7 +32,10 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
             cases.extend(suite.on_each(&subjects, client, &lean, &Load::randread(depth), &devices));
         }
     }
-    suite.measure(record, &mut subjects, &cases)
+    suite.measure(record, &mut subjects, &cases)?;
+    subjects.clear();
+    least::add(suite, record, least::Kind::Nvme);
+    record.save(&machine::now())
 }
 
 /// SPDK's own client, unmodified.

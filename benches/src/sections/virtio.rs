@@ -3,6 +3,7 @@
 use crate::{
     client::{Lean, Load},
     error::Failure,
+    least, machine,
     record::Record,
     subject::{Qemu, Setup, Spdk},
     suite::Suite,
@@ -43,5 +44,8 @@ pub(crate) fn run(suite: &Suite, record: &mut Record) -> Result<(), Failure> {
         cases.extend(suite.on_each(&subjects[..1], "packed", &packed, &Load::randread(depth), &devices));
     }
     record.note("qsd: qemu-storage-daemon, vhost-user-blk over null-co, with an I/O thread on the target's core".into());
-    suite.measure(record, &mut subjects, &cases)
+    suite.measure(record, &mut subjects, &cases)?;
+    subjects.clear();
+    least::add(suite, record, least::Kind::Virtio);
+    record.save(&machine::now())
 }
