@@ -404,10 +404,15 @@ fn expect_picture(daemon: &Daemon, file: &Path, guests: &str) {
     assert_eq!(picture.matches("class=\"title\">").count(), panels.len());
 }
 
-/// A program of the private root, run in this folder: what it prints.
-fn in_root(folder: &Path, arguments: &[&str]) -> String {
+/// A program of the private root, run in this folder.
+fn program(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Process::new(repository().join("scripts/in-root"));
-    let output = command.args(arguments).current_dir(folder).stdin(Stdio::null()).output().expect("scripts/in-root");
+    command.args(arguments).current_dir(folder).stdin(Stdio::null()).output().expect("scripts/in-root")
+}
+
+/// What such a program prints that ends well.
+fn in_root(folder: &Path, arguments: &[&str]) -> String {
+    let output = program(folder, arguments);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let complained = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {}\n{said}{complained}", output.status);
@@ -620,7 +625,7 @@ fn the_programs_that_exports_are_for_read_the_same_in_them() {
     expect_row(&table, "D2C", times(|request| request.fetched));
 
     // It takes events of one moment for a fault, and is to find no other.
-    in_root(&folder, &["blkrawverify", "disk"]);
+    program(&folder, &["blkrawverify", "disk"]);
     let verified = fs::read_to_string(folder.join("disk.verify.out")).expect("what it found");
     let mut faults = verified.lines().filter_map(|line| line.trim().strip_prefix("Dump ")).filter(|fault| *fault != "seq-1");
     assert!(verified.contains("valid") && faults.all(|fault| fault == "time regression"), "{verified}");
