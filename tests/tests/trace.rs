@@ -6,6 +6,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command as Process, Output, Stdio},
+    time::Duration,
 };
 
 use millrace_block::{BlockCount, Lba, trace::EventOperation};
@@ -448,7 +449,7 @@ fn outermost(json: &Value) -> Vec<(String, u64)> {
                 assert_eq!(begun, name, "{event}");
                 // The others are legs with rows of their own.
                 if nested.is_empty() && !id.contains('.') {
-                    found.push((name.to_owned(), (time - from).mul_add(1000.0, 0.5) as u64));
+                    found.push((name.to_owned(), Duration::from_secs_f64((time - from) / 1e6).as_nanos() as u64));
                 }
             }
             phase => assert_eq!(phase, "n", "{event}"),

@@ -63,5 +63,5 @@ fn what_a_device_had_before_it_was_made_smaller_is_not_shown_again() {
     }
     let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
     bench.expect(0, &data[..100 * 512]);
-    bench.expect(100, &[0; 140 * 512]);
+    bench.expect(100, &vec![0; 140 * 512]);
 }

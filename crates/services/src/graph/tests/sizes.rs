@@ -46,7 +46,7 @@ impl Stored {
         let (mut numbered, mut parts) = (String::new(), stack.split('@'));
         numbered.push_str(parts.next().unwrap_or_default());
         for (number, part) in parts.enumerate() {
-            numbered += &format!("file:{number}{part}");
+            numbered.extend(["file:", &number.to_string(), part]);
             if size.is_none() && !part.starts_with("(size") {
                 std::fs::File::create(directory.path().join(number.to_string())).unwrap().set_len(LENGTH).unwrap();
             }
