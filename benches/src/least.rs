@@ -1,5 +1,5 @@
 //! The least that a target does for one request at a time: two loops on the two cores exchange the lines that a guest and its target do, and do
-//! nothing else. What a target takes beyond that is its own; what is below it no target can reach from this client's side.
+//! nothing else. What is above that is the target's and the client's.
 //!
 //! ```text
 //!   client: address ─► index (doorbell)        target: index ─► what it leads to ─► answer ─► its index (phase)
@@ -10,7 +10,7 @@
 use std::{
     sync::atomic::{AtomicU64, Ordering, fence},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -22,8 +22,10 @@ use crate::{
 
 /// Requests of one sample: some tens of milliseconds.
 const REQUESTS: u64 = 100_000;
-/// Looks in vain after which the other loop is given up.
-const PATIENCE: u32 = 50_000_000;
+/// Looks in vain after which the other loop is given up: more than it stands still for where other work has its core.
+const PATIENCE: u32 = 2_000_000_000;
+/// Looks in vain after which something else may have the core: the other loop, where there is only one.
+const ALONE: u32 = 1 << 16;
 
 /// Words on cache lines of their own.
 #[derive(Default)]
@@ -41,8 +43,13 @@ impl Line {
 
     /// Waits for the other side's store of this value, and sees what came before that. Whether it came.
     fn wait(&self, value: u64) -> bool {
-        // Acquire: pairs with `tell`.
-        (0..PATIENCE).any(|_| self.0[0].load(Ordering::Acquire) == value)
+        (1..PATIENCE).any(|look| {
+            if look % ALONE == 0 {
+                thread::sleep(Duration::from_micros(1));
+            }
+            // Acquire: pairs with `tell`.
+            self.0[0].load(Ordering::Acquire) == value
+        })
     }
 
     /// Release: who sees the value sees what was stored before.
