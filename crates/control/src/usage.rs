@@ -68,11 +68,14 @@ fn first_version() -> u32 {
     1
 }
 
+/// What a meter counts with, while it does.
+pub(crate) type Counters = Weak<dyn Any + Send + Sync>;
+
 /// What a meter says now.
 pub(crate) struct Metered {
     pub(crate) volume: Name,
     /// What it counts with: another one of the same volume counts anew.
-    pub(crate) meter: Weak<dyn Any + Send + Sync>,
+    pub(crate) meter: Counters,
     /// Whose is what is nobody's else: the volume's size, and requests of no device.
     pub(crate) device: Option<Name>,
     pub(crate) reading: Reading,
@@ -80,6 +83,14 @@ pub(crate) struct Metered {
     pub(crate) apart: Vec<(Option<Name>, u32, Reading)>,
     pub(crate) provisioned: u64,
     pub(crate) used: u64,
+}
+
+impl Metered {
+    /// What is known of it once it is written up to then.
+    fn known(&self, when: Instant) -> Known {
+        let apart = self.apart.iter().map(|(_, number, reading)| (*number, reading.clone())).collect();
+        Known { meter: self.meter.clone(), reading: self.reading.clone(), apart, when }
+    }
 }
 
 /// What is summed up.
@@ -148,6 +159,8 @@ pub struct UsageRow {
 struct State {
     file: Option<File>,
     last: BTreeMap<Name, Known>,
+    /// Meters that others have followed which counted beside them.
+    ended: Vec<Counters>,
     next: Option<Instant>,
     /// The latest time that lines have, or at which they were asked for; `None`: the file has not been looked at.
     latest: Option<u64>,
@@ -157,7 +170,7 @@ struct State {
 
 /// What was written last of a meter.
 struct Known {
-    meter: Weak<dyn Any + Send + Sync>,
+    meter: Counters,
     reading: Reading,
     /// Of each device, by its number.
     apart: BTreeMap<u32, Reading>,
@@ -236,7 +249,7 @@ fn last_time(path: &Path) -> io::Result<u64> {
 }
 
 /// Where the first line of a meter begins: when that came, but not before the end of what is written of the one that it follows.
-fn beginning(meter: &Weak<dyn Any + Send + Sync>, earlier: Option<&Known>, now: Instant) -> Instant {
+fn beginning(meter: &Counters, earlier: Option<&Known>, now: Instant) -> Instant {
     let came = meter::age(meter).and_then(|age| now.checked_sub(age)).unwrap_or(now);
     earlier.map_or(came, |earlier| earlier.when.max(came))
 }
@@ -308,14 +321,16 @@ impl Account {
         self.put(metered, SHORTEST, durable);
     }
 
-    /// A meter that has counted beside the one that was on the account follows it: what it has counted by then is on nobody's.
-    pub(crate) fn begin(&self, one: &Metered) {
+    /// A meter that has counted beside the one that was on the account follows it: what it has counted by then is on nobody's. Of the other
+    /// one, nothing that was read before is written any more.
+    pub(crate) fn begin(&self, one: &Metered, ended: &Counters) {
         if self.path.is_none() {
             return;
         }
-        let apart = one.apart.iter().map(|(_, number, reading)| (*number, reading.clone())).collect();
-        let known = Known { meter: one.meter.clone(), reading: one.reading.clone(), apart, when: Instant::now() };
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).last.insert(one.volume.clone(), known);
+        let state = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.ended.retain(|it| it.strong_count() > 0 && !it.ptr_eq(&one.meter));
+        state.ended.push(ended.clone());
+        state.last.insert(one.volume.clone(), one.known(Instant::now()));
     }
 
     /// Somebody is about to sum up the account: what is written from now on has no earlier time.
@@ -345,7 +360,7 @@ impl Account {
             let known = earlier.filter(|known| known.meter.ptr_eq(&one.meter));
             // Between the reading of its meter and this, another thread has written what it counts, and perhaps its last line.
             let is_old = known.is_some_and(|known| is_before(&one.reading, &known.reading));
-            if is_old || one.meter.strong_count() == 0 {
+            if is_old || one.meter.strong_count() == 0 || state.ended.iter().any(|it| it.ptr_eq(&one.meter)) {
                 continue;
             }
             let counted = since(&one.reading, known.map_or(&Reading::default(), |known| &known.reading));
@@ -357,7 +372,7 @@ impl Account {
             }
             let others = of_others(one, known);
             let counted = others.iter().fold(counted, |counted, (_, part)| without(&counted, part));
-            let Metered { volume, meter, device, reading, apart, provisioned, used } = one;
+            let Metered { volume, device, provisioned, used, .. } = one;
             let (volume, device, seconds) = (volume.clone(), device.clone(), past.as_secs());
             // Parts of a second count with the next line.
             let when = start + Duration::from_secs(seconds);
@@ -369,8 +384,7 @@ impl Account {
                 let (device, counted) = (Some(device), counted);
                 text.push_str(&encode(&Line { seconds: 0, device, counted, provisioned: 0, used: 0, ..line.clone() }));
             }
-            let apart = apart.iter().map(|(_, number, reading)| (*number, reading.clone())).collect();
-            written.push((volume, Known { meter: meter.clone(), reading: reading.clone(), apart, when }));
+            written.push((volume, one.known(when)));
         }
         if text.is_empty() {
             return;

@@ -127,7 +127,7 @@ impl<'a> ShardContext<'a> {
         self.account.waiting.get()
     }
 
-    /// The time at which this turn began.
+    /// The time when it was last looked at: some passes ago at most.
     #[inline]
     pub fn now(&self) -> Instant {
         self.core.now.get()

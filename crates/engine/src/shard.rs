@@ -37,7 +37,7 @@ use crate::{
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// How often the statistics are published.
 const PUBLISH_EVERY: Duration = Duration::from_millis(1);
-/// Passes without work between two looks at the clock.
+/// Passes between two looks at the clock at most, while they do little.
 const PASSES_PER_LOOK: u32 = 16;
 /// Messages handled before the devices get their turn again.
 const MESSAGES_PER_LOOK: usize = 64;

@@ -27,7 +27,7 @@ pub(crate) struct Counters {
 /// Tells time with work from time without, though the clock is not looked at in every pass.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
-    /// Passes begun since the last look.
+    /// Passes begun since the last look, without the one that looked first: so `worked` may be one more.
     pub(crate) passes: u32,
     /// Passes since then that found work.
     pub(crate) worked: u32,

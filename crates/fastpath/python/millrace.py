@@ -88,7 +88,7 @@ def _bytes(value, what):
 
 
 def _milliseconds(seconds):
-    """For the library; None: for ever. Never shorter than what was asked for."""
+    """For the library; None: for ever. Never shorter than what was asked for, up to 24 days."""
     return -1 if seconds is None else max(0, math.ceil(min(seconds * 1000, 2**31 - 1)))
 
 
@@ -158,7 +158,7 @@ class Space:
     ):
         flags = (_READ_ONLY if read_only else 0) | (_EVENTS if events else 0) | (_STATISTICS if statistics else 0)
         flags |= _ENGINE if engine else 0
-        depth = _whole(depth, 1023, "the depth")
+        depth = _whole(depth, 2**32 - 1, "the depth")
         buffer = _whole(buffer, ctypes.c_size_t(-1).value, "the buffer's size")
         options = _Options(ctypes.sizeof(_Options), None if run_dir is None else os.fsencode(run_dir), depth, flags, 0)
         space = _open(volume.encode(), buffer, options)

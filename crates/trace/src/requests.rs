@@ -148,6 +148,11 @@ impl Trace {
         self.namespace(request).map_or(512, |namespace| u64::from(namespace.block))
     }
 
+    /// Bytes of the blocks in which a visit is counted.
+    pub fn visit_block(&self, visit: &Visit) -> u64 {
+        self.nodes.get(&visit.node).map_or(512, |node| u64::from(node.block))
+    }
+
     /// A request's range in bytes: where it begins, and its length.
     pub fn range(&self, request: &Request) -> (u64, u64) {
         let block = self.block(request);

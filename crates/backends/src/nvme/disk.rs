@@ -56,13 +56,6 @@ impl Default for Patience {
     }
 }
 
-/// What the watch is told.
-#[derive(Debug)]
-pub(super) enum Word {
-    /// Reset the controller.
-    Reset,
-}
-
 /// Every disk that is open: a controller has one owner.
 static DISKS: Mutex<Vec<(PciAddress, Weak<Disk>)>> = Mutex::new(Vec::new());
 
@@ -85,7 +78,8 @@ pub(super) struct Disk {
     pub(super) zeroes_limit: u64,
     /// Namespaces with volumes.
     claimed: Mutex<BTreeMap<NamespaceId, Namespace>>,
-    watch: SyncSender<Word>,
+    /// Has the watch reset the controller.
+    watch: SyncSender<()>,
     patience: Patience,
     /// Commands that it was asked to abort so far.
     aborts: AtomicUsize,
@@ -196,7 +190,7 @@ impl Disk {
     }
 
     /// Begins the watch, and what maps memory: it may take so long that it is no part of the watch.
-    fn spawn_threads(self: &Arc<Self>, words: Receiver<Word>, asked: Receiver<usize>) -> Result<(), DriverError> {
+    fn spawn_threads(self: &Arc<Self>, words: Receiver<()>, asked: Receiver<usize>) -> Result<(), DriverError> {
         let (disk, table) = (Arc::downgrade(self), Arc::downgrade(&self.table));
         let named = |name: String| thread::Builder::new().name(name);
         let watch = named(format!("nvme {}", self.address)).spawn(move || watch_over(&disk, &words));
@@ -321,7 +315,7 @@ impl Disk {
 
     /// Has the controller reset, some time soon. What is in flight is begun again.
     pub(super) fn ask_for_reset(&self) {
-        let _ = self.watch.try_send(Word::Reset);
+        let _ = self.watch.try_send(());
     }
 
     /// Looks at the controller; resets it where that may help.
@@ -507,13 +501,13 @@ fn vector(vectors: u16, lane: usize) -> Option<u16> {
 }
 
 /// The life of the thread beside a disk.
-fn watch_over(disk: &Weak<Disk>, words: &Receiver<Word>) {
+fn watch_over(disk: &Weak<Disk>, words: &Receiver<()>) {
     let mut looked = Instant::now();
     loop {
         let word = words.recv_timeout(LOOK);
         let Some(disk) = disk.upgrade() else { return };
         match word {
-            Ok(Word::Reset) => disk.reset(&mut lock(&disk.control)),
+            Ok(()) => disk.reset(&mut lock(&disk.control)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }

@@ -38,20 +38,8 @@ fn error(text: &str) -> String {
 
 fn stored(text: &str) -> (Vec<VolumeRecord>, Vec<DeviceRecord>) {
     let declared = parse(text).unwrap();
-    let volumes = declared.volumes.iter().map(|volume| VolumeRecord {
-        spec: volume.value.clone(),
-        formatted: None,
-        uuid: uuid::Uuid::from_u128(1),
-        created_by: None,
-        owns_file: false,
-        own_size: false,
-        growing: None,
-        lengths: std::collections::BTreeMap::new(),
-        memory_leaves: Vec::new(),
-        out_of_use: Vec::new(),
-        untold: false,
-        history: Vec::new(),
-    });
+    let record = |spec: &VolumeSpec| VolumeRecord::new(spec.clone(), uuid::Uuid::from_u128(1));
+    let volumes = declared.volumes.iter().map(|volume| record(&volume.value));
     let devices = declared.devices.iter().map(|device| DeviceRecord {
         spec: device.value.spec(),
         cntlid: 1,

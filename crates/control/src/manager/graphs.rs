@@ -759,11 +759,12 @@ impl Manager {
         if counts_on && next.as_ref().is_some_and(|next| next.reading.tenant == last.reading.tenant) {
             return;
         }
+        let ended = last.meter.clone();
         self.account.close(&[last], true);
         // One that was there below the last has counted what is on the account by that.
         let counted = |next: Metered| before.iter().filter_map(metered).find(|old| old.meter.ptr_eq(&next.meter));
         if let Some(counted) = next.filter(|_| !counts_on).and_then(counted) {
-            self.account.begin(&counted);
+            self.account.begin(&counted, &ended);
         }
     }
 

@@ -26,6 +26,11 @@ impl Inner {
         let Some(live) = &volume.graph else { return Ok(()) };
         let (record, block_size) = (&volume.record, volume.record.block_size().0);
         if record.own_size {
+            if size >= record.size().0 && self.keeper.as_ref().is_some_and(|keeper| keeper.is_on_trial()) {
+                let why = "how it gets its first size is stored so that the program before this one cannot read it, and that one may take \
+                           over again: try again when the upgrade is done";
+                return Err(ControlError::invalid("volume", &record.spec.name, why));
+            }
             let checked = live.graph.check_first_size(size, block_size);
             checked.map_err(|source| ControlError::Graph { name: record.spec.name.clone(), source })?;
         }
@@ -40,10 +45,10 @@ impl Inner {
     /// Opens a stored volume, and settles which size it has when it was growing: the new one where all of it is there.
     pub(super) fn reopen_any(&self, record: &mut VolumeRecord) -> Result<LiveGraph, ControlError> {
         let Some(size) = record.growing else { return self.reopen(record) };
-        let (grown, old) = (settled(record, size), settled(record, record.size()));
+        let grown = settled(record, size);
         match self.reopen(&grown) {
             Ok(live) => {
-                *record = if gives_back(&live, record.size()) { old } else { grown };
+                *record = if gives_back(&live, record.size()) { settled(record, record.size()) } else { grown };
                 return Ok(live);
             }
             Err(error) => {
@@ -58,6 +63,7 @@ impl Inner {
                 }
             }
         }
+        let old = settled(record, record.size());
         let live = self.reopen(&old)?;
         *record = old;
         Ok(live)
@@ -66,17 +72,17 @@ impl Inner {
     /// Opens a volume whose size does not follow from anything but its legs' as it was before a growth that was cut off after some of them, or
     /// none, had become longer.
     fn reopen_ungrown(&self, record: &mut VolumeRecord) -> Result<LiveGraph, ControlError> {
-        let lengths = std::mem::take(&mut record.lengths);
-        let as_it_was = VolumeRecord { growing: None, ..record.clone() };
-        let opened = self.shorten(&as_it_was, &lengths).and_then(|is_untold| Ok((self.reopen(&as_it_was)?, is_untold)));
-        let (live, is_untold) = opened.inspect_err(|_| record.lengths = lengths)?;
-        *record = VolumeRecord { untold: as_it_was.untold || is_untold, ..as_it_was };
+        record.untold |= self.shorten(record)?;
+        let as_it_was = VolumeRecord { growing: None, lengths: BTreeMap::new(), ..record.clone() };
+        let live = self.reopen(&as_it_was)?;
+        *record = as_it_was;
         Ok(live)
     }
 
     /// Gives files the lengths back that they had, if the volume opens with those: then nothing of it is behind them. Whether it knows of
     /// a loss that its guest is yet to be told of.
-    fn shorten(&self, record: &VolumeRecord, lengths: &BTreeMap<PathBuf, u64>) -> Result<bool, ControlError> {
+    fn shorten(&self, record: &VolumeRecord) -> Result<bool, ControlError> {
+        let lengths = &record.lengths;
         if lengths.is_empty() {
             return Ok(false);
         }

@@ -360,6 +360,8 @@ impl Manager {
             inner.forget_late(&opened, &*self.host);
             self.take_in(inner, opened);
         }
+        // Those of volumes that answer now: one that cannot be opened all the same has failed.
+        self.launch_copies(inner);
         // A shard that was silent may have kept more from being shown.
         let unasked = inner.show_missing();
         inner.show_others(&unasked);
@@ -379,7 +381,6 @@ impl Manager {
         self.note_legs(inner);
         inner.late.unshown.extend(opened);
         self.attend_migrations(inner);
-        self.launch_copies(inner);
     }
 
     /// Volumes that somebody waits for.
@@ -482,8 +483,9 @@ impl Inner {
 
     /// A volume could not be opened. One that did not answer before is waited for on account of its lock, or of a device that is to show it.
     fn note_failed(&mut self, name: &Name, error: &ControlError) {
+        let Some(heard) = self.late.unheard.get_mut(name) else { return };
         if matches!(error, ControlError::Volume(VolumeError::InUse { .. })) {
-            self.late.unheard.entry(name.clone()).and_modify(|heard| *heard = false);
+            *heard = false;
         } else if self.who_shows(name).is_none() {
             self.late.unheard.remove(name);
         }

@@ -227,20 +227,7 @@ mod tests {
     fn record(size: &str) -> VolumeRecord {
         let spec: VolumeSpec =
             serde_json::from_value(serde_json::json!({ "name": "v", "size": size, "stack": "memory" })).unwrap();
-        VolumeRecord {
-            spec,
-            formatted: None,
-            uuid: Uuid::nil(),
-            created_by: None,
-            owns_file: false,
-            own_size: true,
-            growing: None,
-            lengths: BTreeMap::new(),
-            memory_leaves: Vec::new(),
-            out_of_use: Vec::new(),
-            untold: false,
-            history: Vec::new(),
-        }
+        VolumeRecord { own_size: true, ..VolumeRecord::new(spec, Uuid::nil()) }
     }
 
     /// Resizes a volume of 64 KiB; the answer, its size then, what is stored then, and what was when it was asked.

@@ -191,11 +191,6 @@ impl Manager {
         inner.check_not_copied(&volume.record.spec.name)?;
         inner.check_below_idle(name)?;
         inner.check_disk_idle(name)?;
-        if volume.record.own_size && self.is_on_trial() {
-            let why = "how it gets its first size is stored so that the program before this one cannot read it, and that one may take over \
-                       again: try again when the upgrade is done";
-            return Err(ControlError::invalid("volume", &volume.record.spec.name, why));
-        }
         let namespace = Arc::clone(volume.live()?);
         let blocks = wanted_blocks(volume, &namespace, size)?;
         inner.check_first_sizes(volume, size.0)?;
@@ -315,20 +310,7 @@ impl Inner {
         spec.size = Some(Size(geometry.bytes()));
         let owns_file = created_by.is_some() && matches!(made.files[..], [FileChange::Created(_)]);
         let history = vec![HistoryEntry::now(&spec.stack)];
-        let record = VolumeRecord {
-            spec,
-            formatted: None,
-            uuid,
-            created_by,
-            owns_file,
-            own_size,
-            growing: None,
-            lengths: BTreeMap::new(),
-            memory_leaves: Vec::new(),
-            out_of_use: Vec::new(),
-            untold: false,
-            history,
-        };
+        let record = VolumeRecord { created_by, owns_file, own_size, history, ..VolumeRecord::new(spec, uuid) };
         let live = Ok(namespace(Arc::<Switch>::clone(&made.live.switch), &record, self.keeper.as_ref()));
         Ok(NewVolume { volume: Volume { record, live, graph: Some(made.live) }, files: made.files })
     }
@@ -546,6 +528,24 @@ fn is_done_with(store: &Store, path: &Path) {
 }
 
 impl VolumeRecord {
+    /// That of a new volume.
+    pub(crate) fn new(spec: VolumeSpec, uuid: Uuid) -> Self {
+        Self {
+            spec,
+            formatted: None,
+            uuid,
+            created_by: None,
+            owns_file: false,
+            own_size: false,
+            growing: None,
+            lengths: BTreeMap::new(),
+            memory_leaves: Vec::new(),
+            out_of_use: Vec::new(),
+            untold: false,
+            history: Vec::new(),
+        }
+    }
+
     /// The size it has now.
     pub(crate) fn size(&self) -> Size {
         self.spec.size.unwrap_or_default()

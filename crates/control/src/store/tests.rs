@@ -12,20 +12,7 @@ use super::*;
 fn volume(name: &str) -> VolumeRecord {
     let spec =
         serde_json::from_str(&format!(r#"{{"name":"{name}","size":"1G","backend":"memory","block_size":4096}}"#)).unwrap();
-    VolumeRecord {
-        spec,
-        formatted: None,
-        uuid: Uuid::from_u128(7),
-        created_by: None,
-        owns_file: false,
-        own_size: false,
-        growing: None,
-        lengths: std::collections::BTreeMap::new(),
-        memory_leaves: Vec::new(),
-        out_of_use: Vec::new(),
-        untold: false,
-        history: Vec::new(),
-    }
+    VolumeRecord::new(spec, Uuid::from_u128(7))
 }
 
 fn device(name: &str) -> DeviceRecord {

@@ -101,7 +101,10 @@ fn what_a_meter_counted_while_another_was_on_the_account_is_nobodys() {
     };
     account.write(&[metered_by(&upper, "a", "x", 60)]);
     account.close(&[metered_by(&upper, "a", "x", 100)], true);
-    account.begin(&below(100, 40));
+    let old = metered_by(&upper, "a", "x", 100);
+    account.begin(&below(100, 40), &old.meter);
+    // It was read before that, by another thread.
+    account.write(&[old]);
     account.write(&[below(103, 42)]);
     assert_eq!(reads(&account, UsageBy::Tenant), [("x".to_owned(), 100), ("y".to_owned(), 3)]);
     assert_eq!(reads(&account, UsageBy::Device), [("d".to_owned(), 101), ("e".to_owned(), 2)]);

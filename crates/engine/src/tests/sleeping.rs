@@ -18,7 +18,9 @@ use millrace_block::{ByteOffset, IoOperation};
 use millrace_memory::BounceBuffer;
 
 use super::{Gadget, config, shard, sleepy, waits};
-use crate::{Engine, EngineError, Launch, Outcome, Polling, Readiness, Shard, ShardConfig, ShardHandle, reaper, remote};
+use crate::{
+    Engine, EngineError, Launch, Outcome, Polling, Readiness, Shard, ShardConfig, ShardContext, ShardHandle, reaper, remote,
+};
 
 /// The longest wait before a hang is called one.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -550,8 +552,14 @@ fn load_is_visible() {
 #[test]
 fn a_pause_that_is_met_awake_is_as_long_as_it_was() {
     let mut shard = shard();
-    shard.add_device(Box::new(Gadget { poll: Box::new(|_| 1), ..Gadget::default() }));
+    let takes = Duration::from_micros(50);
+    let poll = move |_: &mut ShardContext<'_>| {
+        let end = Instant::now() + takes;
+        while Instant::now() < end {}
+        1
+    };
+    shard.add_device(Box::new(Gadget { poll: Box::new(poll), ..Gadget::default() }));
     let pause = Duration::from_millis(100);
     let learnt = (0..16).map(|_| shard.work_after_for_tests(pause)).last().flatten();
-    assert!(learnt.is_some_and(|learnt| learnt >= pause), "{learnt:?}");
+    assert!(learnt.is_some_and(|learnt| learnt >= pause + takes), "{learnt:?}");
 }

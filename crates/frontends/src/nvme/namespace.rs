@@ -268,7 +268,7 @@ pub(crate) struct Attached {
     pub(crate) gone: Cell<bool>,
     /// It is being formatted: no command but those in flight reaches it.
     pub(crate) formatting: Cell<bool>,
-    /// Batches for which commands are submitted one by one, for the volume did none of those that it was given together.
+    /// Batches for which commands are submitted one by one, for the volume did none when it was asked to do them at once.
     pub(crate) apart: Cell<u32>,
 }
 

@@ -138,10 +138,10 @@ impl Core {
             let mut done = 0;
             if found > 1 {
                 let geometry = geometry.get_or_insert_with(|| self.begin(&mut unsettled));
-                done = self.do_together(geometry);
+                done = self.do_together::<AHEAD>(geometry);
             } else if found == 1 {
                 // By itself it settles by itself.
-                done = usize::from(self.do_alone(geometry.get_or_insert_with(|| self.geometry())));
+                done = self.do_together::<1>(geometry.get_or_insert_with(|| self.geometry()));
             }
             for at in 0..done {
                 let Some((head, Some(plain))) = self.ahead.get(at).copied() else { break };

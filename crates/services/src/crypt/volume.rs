@@ -407,7 +407,7 @@ impl Volume for Crypt {
         let is_new = keeps != Keeps::Nothing || self.leg.as_file().is_some();
         let end = if is_new { whole.min(had) } else { whole };
         if let Err(error) = self.erase_reused(geometry.blocks, end) {
-            if let Err(error) = self.leg.resize(had) {
+            if let Err(error) = resize_leg(&self.leg, had, stated) {
                 tracing::warn!(volume = self.name, %error, "its leg has not the size that it had");
             }
             return Err(error);

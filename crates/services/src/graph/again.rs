@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use millrace_block::{BlockSize, Volume};
 
-use super::{Built, Graph, GraphError, Leaves, Plan, is_one_of_many, stated_size, view};
+use super::{Built, Graph, GraphError, Leaves, Plan, is_one_of_many, sizes_of, view};
 use crate::{
     background::Spawner,
     service::{self, Keeps, Layout, ServiceError},
@@ -146,8 +146,7 @@ impl Graph {
 impl Built {
     /// What its legs are told when it is opened again with `told`.
     fn told_legs(&self, plan: &dyn service::Plan, told: Option<u64>, block_size: BlockSize) -> Vec<Option<u64>> {
-        let stated: Vec<_> = self.node.legs().iter().map(stated_size).collect();
-        let mut sizes = told.map_or_else(|| stated.clone(), |size| plan.leg_sizes(size, &stated, block_size));
+        let [_, mut sizes] = sizes_of(plan, self.node.legs(), told, block_size);
         if let (Some((last, others)), Some(of_last)) = (self.legs.split_last(), sizes.last_mut()) {
             *of_last = told_last(plan, told, others, &last.node, *of_last, block_size);
         }

@@ -503,6 +503,13 @@ fn stated_size(leg: &Node) -> Option<u64> {
     }
 }
 
+/// What stands at the legs of their sizes, and what they are told where the service has this one.
+fn sizes_of(plan: &dyn service::Plan, legs: &[Node], size: Option<u64>, block_size: BlockSize) -> [Vec<Option<u64>>; 2] {
+    let stated: Vec<_> = legs.iter().map(stated_size).collect();
+    let told = size.map_or_else(|| stated.clone(), |size| plan.leg_sizes(size, &stated, block_size));
+    [stated, told]
+}
+
 /// What a leaf is told, or what its definition says.
 fn size_of(leaf: &Leaf, told: Option<u64>) -> Option<u64> {
     told.or(leaf.settings.size("size").ok().flatten())
@@ -611,8 +618,8 @@ impl Builder<'_> {
     fn known_size(&self, service: &ServiceNode, plan: &dyn service::Plan, at: usize) -> Option<u64> {
         let is_top = matches!(self.plan.stack, Node::Service(top) if std::ptr::eq(top, service));
         let stored = self.leaves.stored().filter(|_| is_top)?;
-        let stated: Vec<_> = service.legs.iter().map(stated_size).collect();
-        plan.leg_sizes(stored.size, &stated, self.plan.block_size).get(at).copied().flatten()
+        let [_, told] = sizes_of(plan, &service.legs, Some(stored.size), self.plan.block_size);
+        told.get(at).copied().flatten()
     }
 
     /// What stands in the place of a leg that is not there.
@@ -641,9 +648,8 @@ impl Builder<'_> {
     fn plan_of(&self, service: &ServiceNode, size: Option<u64>) -> Result<Planned, SettingError> {
         let kind = registry::find(&service.service).expect("a stack is checked before it is built");
         let plan = (kind.plan)(&service.settings)?;
-        let stated: Vec<_> = service.legs.iter().map(stated_size).collect();
-        let told = size.map_or_else(|| stated.clone(), |size| plan.leg_sizes(size, &stated, self.plan.block_size));
-        Ok((plan, [stated, told]))
+        let sizes = sizes_of(&*plan, &service.legs, size, self.plan.block_size);
+        Ok((plan, sizes))
     }
 
     /// Notes the sizes of the leaves that look alike, as they will be opened. What is wrong with the stack is told when it is built.

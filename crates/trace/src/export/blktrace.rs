@@ -107,8 +107,11 @@ fn ranges(trace: &Trace, request: &Request) -> Vec<(u64, u64)> {
     let volume = request.visits.first().map(|visit| visit.node);
     let is_asked = |visit: &&Visit| visit.within.is_none() && Some(visit.node) == volume && visit.count > 0;
     let asked = request.visits.iter().filter(is_asked);
-    let block = |node: u16| trace.nodes.get(&node).map_or(512, |node| u64::from(node.block));
-    asked.map(|visit| (visit.lba.saturating_mul(block(visit.node)), u64::from(visit.count) * block(visit.node))).collect()
+    let range = |visit: &Visit| {
+        let block = trace.visit_block(visit);
+        (visit.lba.saturating_mul(block), u64::from(visit.count) * block)
+    };
+    asked.map(range).collect()
 }
 
 /// The time of day at the first request, and for each device its name, by its number in the trace; how many records that were.

@@ -355,7 +355,7 @@ fn hot(trace: &Trace) -> Vec<Hot> {
 fn background(trace: &Trace) -> Vec<Background> {
     let mut nodes: BTreeMap<u16, [u64; 2]> = BTreeMap::new();
     for visit in &trace.background {
-        let block = trace.nodes.get(&visit.node).map_or(512, |node| u64::from(node.block));
+        let block = trace.visit_block(visit);
         let [requests, bytes] = nodes.entry(visit.node).or_default();
         *requests += 1;
         *bytes = bytes.saturating_add(u64::from(visit.count) * block);

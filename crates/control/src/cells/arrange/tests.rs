@@ -20,20 +20,7 @@ fn volume(text: &str, stack: &str) -> VolumeRecord {
     let spec = format!(r#"{{ "name": "{text}", "size": "1M", "stack": "{stack}" }}"#);
     let spec: VolumeSpec = serde_json::from_str(&spec).unwrap();
     let uuid = Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes());
-    VolumeRecord {
-        spec,
-        formatted: None,
-        uuid,
-        created_by: None,
-        owns_file: false,
-        own_size: false,
-        growing: None,
-        lengths: std::collections::BTreeMap::new(),
-        history: Vec::new(),
-        memory_leaves: Vec::new(),
-        out_of_use: Vec::new(),
-        untold: false,
-    }
+    VolumeRecord::new(spec, uuid)
 }
 
 fn device(text: &str, tenant: Option<&str>, volumes: &[&str]) -> DeviceRecord {

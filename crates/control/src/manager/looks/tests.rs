@@ -12,20 +12,7 @@ use crate::manager::tests::{HUNG, PATIENCE};
 /// A volume as stored.
 pub(in crate::manager) fn record(name: &str, stack: &str) -> VolumeRecord {
     let spec = format!(r#"{{"name": "{name}", "stack": "{stack}", "size": "1M"}}"#);
-    VolumeRecord {
-        spec: serde_json::from_str(&spec).unwrap(),
-        formatted: None,
-        uuid: uuid::Uuid::nil(),
-        created_by: None,
-        owns_file: false,
-        own_size: false,
-        growing: None,
-        lengths: std::collections::BTreeMap::new(),
-        memory_leaves: Vec::new(),
-        out_of_use: Vec::new(),
-        untold: false,
-        history: Vec::new(),
-    }
+    VolumeRecord::new(serde_json::from_str(&spec).unwrap(), uuid::Uuid::nil())
 }
 
 #[test]

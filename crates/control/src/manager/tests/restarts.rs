@@ -122,14 +122,26 @@ fn a_file_system_that_does_not_answer_keeps_nobody_else_waiting() {
     assert!(rig.status().failed.is_empty(), "{:?}", rig.status().failed);
 }
 
-/// Without the leg it would be there with less, and compare it later.
-#[test]
-fn what_is_made_of_a_volume_that_does_not_answer_waits_with_it() {
-    let mut rig = Rig::new();
+/// A volume that is made of two.
+fn mirror_of_volumes() -> Rig {
+    let rig = Rig::new();
     for name in ["x", "y"] {
         rig.create_volume(&rig.file_volume(name, "1M")).unwrap();
     }
     rig.create_volume(&spec("m", None, "mirror(volume:x, volume:y)")).unwrap();
+    rig
+}
+
+fn all_opens_whole(rig: &Rig) {
+    eventually("all that is opened", || rig.status().failed.is_empty().then_some(()));
+    let records = rig.store.load().unwrap().0;
+    assert!(records.iter().all(|record| record.out_of_use.is_empty()), "it was not opened with a leg alone");
+}
+
+/// Without the leg it would be there with less, and compare it later.
+#[test]
+fn what_is_made_of_a_volume_that_does_not_answer_waits_with_it() {
+    let mut rig = mirror_of_volumes();
     // It would be opened before the others.
     rig.create_volume(&spec("a", None, "throttle(iops=1M) | volume:m")).unwrap();
     rig.stop();
@@ -140,19 +152,13 @@ fn what_is_made_of_a_volume_that_does_not_answer_waits_with_it() {
     }
     assert_eq!(rig.volume("y").unwrap().state, State::Ready);
     drop(release);
-    eventually("all that is opened", || rig.status().failed.is_empty().then_some(()));
-    let records = rig.store.load().unwrap().0;
-    assert!(records.iter().all(|record| record.out_of_use.is_empty()), "it was not opened with a leg alone");
+    all_opens_whole(&rig);
 }
 
 /// The dead worker's requests may have hung there, too, and keep it for a while.
 #[test]
 fn what_is_made_of_a_volume_waits_until_nobody_keeps_that_either() {
-    let mut rig = Rig::new();
-    for name in ["x", "y"] {
-        rig.create_volume(&rig.file_volume(name, "1M")).unwrap();
-    }
-    rig.create_volume(&spec("m", None, "mirror(volume:x, volume:y)")).unwrap();
+    let mut rig = mirror_of_volumes();
     rig.stop();
     let release = start_with_hung(&mut rig, &["x.img"]);
     let holder = fs::File::open(rig.path("x.img")).unwrap();
@@ -162,9 +168,7 @@ fn what_is_made_of_a_volume_waits_until_nobody_keeps_that_either() {
     eventually("a look that finds it kept", is_kept);
     assert_eq!(rig.volume("m").unwrap().state, State::Failed);
     drop(holder);
-    eventually("all that is opened", || rig.status().failed.is_empty().then_some(()));
-    let records = rig.store.load().unwrap().0;
-    assert!(records.iter().all(|record| record.out_of_use.is_empty()), "it was not opened with a leg alone");
+    all_opens_whole(&rig);
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Reads and writes that nothing is wrong with, many at a time: the data path.
 //!
 //! ```text
-//!   SQ: h ─► fetch, check, resolve ─► Volume::submit ─┬─ done: its completion waits in the batch ─► settle
-//!          (one by one; what is not plain               └─ waits: settle, then it is accepted like any other
-//!           ends the batch before it is taken)
+//!   SQ: h ─► fetch, check, resolve ─► Volume::submit_many (one) ─┬─ done: its completion waits in the batch ─► settle
+//!          (one by one; what is not plain                          └─ not: Volume::submit in a task slot ─┬─ done, as above
+//!           ends the batch before it is taken)                                                            └─ waits: settle, then it is
+//!                                                                                                          accepted like any other
 //!    or: h, h + 1 … h + n ─► Volume::submit_many ─► so many are done; the next is submitted alone, those after it are looked at again
 //! ```
 //!
@@ -12,7 +13,7 @@
 //! ([`Controller::io_command`]) takes it, checks it again and finds the right status.
 //!
 //! What holds for all commands of a batch is looked up once: the queues' memory, the namespace with its shape and rights, the
-//! write gate, one task slot. That is right because all of them were submitted before the batch began: whatever changes
+//! write gate. A task slot is reserved at the first command that the volume does not do at once. That is right because all of them were submitted before the batch began: whatever changes
 //! meanwhile changes beside them, and its maker waits at the gate for the writes.
 //!
 //! Order of stores when a batch settles, for a successor that finds the state between any two of them:
@@ -89,7 +90,7 @@ struct View {
     inside: bool,
     /// Whether the volume wants to know what will be read.
     prefetch: bool,
-    /// Whether it is given several commands together: it brings near itself what the later ones read.
+    /// Whether it is asked to do commands at once: of several it brings near itself what the later ones read.
     together: bool,
     geometry: Geometry,
     /// What was copied is settled before completions are posted.
@@ -122,6 +123,18 @@ impl View {
         if !plain.transfer.is_write() {
             self.prefetch = self.attached.volume.prefetch(plain.lba, plain.count);
         }
+    }
+
+    /// Has the volume do commands at once, from the first on; how many. One that does none is not asked again for a while.
+    #[inline]
+    fn do_at_once(&mut self, requests: &mut [Request<'_>]) -> usize {
+        stages::enter(Stage::Volume);
+        let done = self.attached.volume.submit_many(requests);
+        if done == 0 {
+            self.together = false;
+            self.attached.apart.set(APART);
+        }
+        done
     }
 
     fn enter(&mut self, controller: &Controller) -> bool {
@@ -261,17 +274,12 @@ impl Controller {
         }
         let mut done = 0;
         if count > 1 {
-            stages::enter(Stage::Volume);
             let mut requests: [_; MOST] = std::array::from_fn(|at| {
                 let Plain { transfer, lba, count, .. } = plains[at];
                 Request { operation: transfer.into(), lba, count, segments: std::slice::from_ref(&segments[at]) }
             });
             let view = batch.view.as_mut().expect("a plain command has a namespace");
-            done = view.attached.volume.submit_many(&mut requests[..count]);
-            if done == 0 {
-                view.together = false;
-                view.attached.apart.set(APART);
-            }
+            done = view.do_at_once(&mut requests[..count]);
         }
         plains[..done].iter().for_each(|plain| batch.finish(self, plain));
         let next = plains[..count].get(done).copied();
@@ -291,13 +299,8 @@ impl Controller {
         if !view.together || bytes >= POST_AFTER || segments.len() != 1 || self.trace.is_on() {
             return false;
         }
-        stages::enter(Stage::Volume);
         let mut request = Request { operation: transfer.into(), lba, count, segments };
-        view.together = view.attached.volume.submit_many(std::slice::from_mut(&mut request)) == 1;
-        if !view.together {
-            view.attached.apart.set(APART);
-        }
-        view.together
+        view.do_at_once(std::slice::from_mut(&mut request)) == 1
     }
 
     /// Hands a command to its volume.

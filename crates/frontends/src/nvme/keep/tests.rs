@@ -94,6 +94,17 @@ fn register(namespace: &Namespace, id: [u8; 16], cntlid: u16) -> HostKey {
     host
 }
 
+/// A host takes the reservation, through controller 7.
+fn acquire(namespace: &Namespace, host: HostKey) {
+    let (kind, data) = (ReservationType::EXCLUSIVE_ACCESS, AcquireData { crkey: 5, prkey: 0 });
+    let acquired = namespace.reservations().change(
+        lasting_number(7),
+        |_| {},
+        |reservations| reservations.acquire(host, AcquireAction::ACQUIRE, kind, &data),
+    );
+    acquired.expect("nobody holds it");
+}
+
 /// A device was deleted while the volume was not there, and its worker ended before the volume came back.
 #[test]
 fn who_has_the_namespace_no_more_when_it_comes_back_is_not_registered() {
@@ -101,13 +112,7 @@ fn who_has_the_namespace_no_more_when_it_comes_back_is_not_registered() {
     let namespace = guest.add_memory_volume(1, 1 << 20, BlockSize::B512);
     let [gone, stays] = [7, 9].map(|cntlid| register(&namespace, [0; 16], cntlid));
     register(&namespace, [8; 16], 8);
-    let (kind, data) = (ReservationType::EXCLUSIVE_ACCESS, AcquireData { crkey: 5, prkey: 0 });
-    let acquired = namespace.reservations().change(
-        lasting_number(7),
-        |_| {},
-        |reservations| reservations.acquire(gone, AcquireAction::ACQUIRE, kind, &data),
-    );
-    acquired.expect("nobody holds it");
+    acquire(&namespace, gone);
     let version = namespace.reservation_version();
     namespace.forget_other_controllers(|cntlid| cntlid == 9, &*guest.host);
     assert_eq!(namespace.rights_of(&stays), Rights::ALL, "nobody holds it any more");
@@ -124,13 +129,7 @@ fn a_reservation_goes_with_the_controller_that_its_host_was() {
     let mut guest = FakeGuest::boot();
     let namespace = guest.add_memory_volume(1, 1 << 20, BlockSize::B512);
     let [gone, stays] = [([0; 16], 7), ([8; 16], 8)].map(|(id, cntlid)| register(&namespace, id, cntlid));
-    let (kind, data) = (ReservationType::EXCLUSIVE_ACCESS, AcquireData { crkey: 5, prkey: 0 });
-    let acquired = namespace.reservations().change(
-        lasting_number(7),
-        |_| {},
-        |reservations| reservations.acquire(gone, AcquireAction::ACQUIRE, kind, &data),
-    );
-    acquired.expect("nobody holds it");
+    acquire(&namespace, gone);
     assert_eq!([gone, stays].map(|host| namespace.rights_of(&host)), [Rights::ALL, Rights::NONE]);
     let version = namespace.reservation_version();
     namespace.forget_controller(7, &*guest.host);

@@ -10,13 +10,13 @@ use millrace_memory::Segment;
 use super::{
     super::{
         disk::Core,
-        ring::{AHEAD, Done, Plain},
+        ring::{Done, Plain},
     },
     Attached, Ending, Status, blocks, long,
 };
 use crate::transfer::Transfer;
 
-/// Looks ahead in which none of them is done together after a volume has done none.
+/// Looks ahead in which none of them is done at once after a volume has done none.
 const APART: u32 = 64;
 
 /// A read or write of whole blocks.
@@ -29,25 +29,27 @@ struct Found {
 }
 
 impl Core {
-    /// Has the volume do what was looked at ahead, from the first on. Returns how many are done: each is to be taken from the ring, and
-    /// [ended](Self::end_plain).
-    pub(crate) fn do_together(&self, geometry: &Geometry) -> usize {
+    /// Has the volume do what was looked at ahead, from the first on and at most so many: what it does at once needs no place for a task.
+    /// Returns how many are done: each is to be taken from the ring, and [ended](Self::end_plain).
+    pub(crate) fn do_together<const MOST: usize>(&self, geometry: &Geometry) -> usize {
         let Some(attached) = self.at_once() else { return 0 };
         let Some(first) = self.found(0, geometry) else { return 0 };
-        let (mut found, mut count, mut bytes) = ([first; AHEAD], 1, first.data.len() as u64);
+        let (mut found, mut count, mut bytes) = ([first; MOST], 1, first.data.len() as u64);
         let room = self.until.saturating_sub(self.spent());
         if room == 0 {
             return 0;
         }
-        while let Some(next) = self.found(count, geometry).filter(|_| bytes < room) {
+        while count < MOST
+            && let Some(next) = self.found(count, geometry).filter(|_| bytes < room)
+        {
             found[count] = next;
             bytes += next.data.len() as u64;
             count += 1;
         }
-        if count == 1 {
+        if MOST > 1 && count == 1 {
             return 0;
         }
-        let mut requests: [_; AHEAD] = std::array::from_fn(|at| {
+        let mut requests: [_; MOST] = std::array::from_fn(|at| {
             let Found { transfer, lba, count, ref data } = found[at];
             Request { operation: transfer.into(), lba, count, segments: slice::from_ref(data) }
         });
@@ -56,21 +58,6 @@ impl Core {
             attached.apart.set(APART);
         }
         done
-    }
-
-    /// The same where there is one request: it needs no place for a task, either. Whether it is done.
-    pub(crate) fn do_alone(&self, geometry: &Geometry) -> bool {
-        let Some(attached) = self.at_once() else { return false };
-        let Some(Found { transfer, lba, count, data }) = self.found(0, geometry) else { return false };
-        if self.spent() >= self.until {
-            return false;
-        }
-        let mut request = Request { operation: transfer.into(), lba, count, segments: slice::from_ref(&data) };
-        let is_done = attached.volume.submit_many(slice::from_mut(&mut request)) == 1;
-        if !is_done {
-            attached.apart.set(APART);
-        }
-        is_done
     }
 
     /// The volume, if it is to be asked to do requests at once.

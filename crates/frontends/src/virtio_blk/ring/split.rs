@@ -139,7 +139,7 @@ impl SplitRing {
 
     #[inline]
     pub(super) fn has_more(&mut self) -> Result<bool, RingError> {
-        Ok(self.next != self.seen || self.has_left_over() || self.look()?)
+        Ok(!self.is_drained() || self.look()?)
     }
 
     #[inline]

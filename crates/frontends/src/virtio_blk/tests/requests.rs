@@ -268,6 +268,21 @@ fn requests_that_are_found_together_all_end() {
     }
 }
 
+#[test]
+fn one_by_itself_is_done_at_once() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        driver.volume.together.store(1, Ordering::SeqCst);
+        let (pieces, _, status) = driver.prepare(kind::OUT, 0, &pattern(0, 4096), 0);
+        let table = driver.alloc(3 * 16);
+        driver.write_table(table, &pieces);
+        driver.submit_indirect(0, table, 3 * 16);
+        driver.wait_used(0);
+        assert_eq!((driver.read(status, 1), driver.volume.did.load(Ordering::SeqCst)), (vec![OK], 1));
+    }
+}
+
 /// However long a guest's requests are, nobody else on the shard waits long for its turn.
 #[test]
 fn a_turn_moves_so_much_and_no_more() {

@@ -128,6 +128,15 @@ fn all_of_them_end_whatever_the_volume_does_at_once() {
 }
 
 #[test]
+fn one_by_itself_is_done_at_once() {
+    let (mut guest, few) = few(1);
+    push(&mut guest, 0, 0);
+    guest.ring(1);
+    assert!(guest.wait(1).status().is_success());
+    assert_eq!([&few.together, &few.alone].map(|count| count.load(Ordering::Relaxed)), [1, 0]);
+}
+
+#[test]
 fn an_identifier_that_is_in_use_is_refused_in_the_middle_of_others() {
     let (mut guest, _few) = few(2);
     let buffer = guest.alloc_pages(1);
