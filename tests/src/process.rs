@@ -33,7 +33,7 @@ impl Usage {
         let huge = rollup.lines().filter(|line| line.contains("_Hugetlb:"));
         let huge = huge.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>();
         Some(Self {
-            fds: fs::read_dir(format!("{dir}/fd")).ok()?.flatten().filter(|fd| !is_volumes(&fd.path())).count(),
+            fds: fs::read_dir(format!("{dir}/fd")).ok()?.flatten().filter(|fd| !is_lasting(&fd.path())).count(),
             shared_mappings: maps.lines().filter(|line| line.contains("/memfd:") && !line.contains(VOLUMES)).count(),
             threads: fs::read_dir(format!("{dir}/task")).ok()?.flatten().filter(|task| !is_casual(&task.path())).count(),
             private: number("RssAnon:")? * 1024,
@@ -61,8 +61,11 @@ const CASUAL: [&str; 4] = ["iou-", "tokio-", "millrace-reaper", "millrace-copier
 /// What a volume remembers of its guests — reservations, marks — from when there was first something to remember: two files at most.
 const VOLUMES: &str = "/memfd:millrace-namespace";
 
-fn is_volumes(fd: &Path) -> bool {
-    fs::read_link(fd).is_ok_and(|file| file.to_string_lossy().starts_with(VOLUMES))
+/// What takes the place of memory that guests take away: one file, from when there was first a guest.
+const SPARE: &str = "/memfd:millrace-spare";
+
+fn is_lasting(fd: &Path) -> bool {
+    fs::read_link(fd).is_ok_and(|file| [VOLUMES, SPARE].iter().any(|lasting| file.to_string_lossy().starts_with(lasting)))
 }
 
 fn is_casual(task: &Path) -> bool {

@@ -9,6 +9,7 @@
 //! by name, and they trust nothing that comes from a guest.
 
 mod eventfd;
+mod hangup;
 mod log_limit;
 pub mod nvme;
 mod pace;

@@ -1,7 +1,7 @@
 //! SIGBUS costs one device, not the process.
 //!
 //! A peer that shared memory with us may truncate the file behind it; the next touch then raises SIGBUS on whichever thread
-//! touches it. The handler looks the address up among the guarded mappings, puts zeroed private memory in the whole
+//! touches it. The handler looks the address up among the guarded mappings, puts zeroed memory of our own in the whole
 //! mapping's place, sets the owner's [`Poison`] and lets the instruction run again. The owner polls its poison and fails its
 //! device. Any other SIGBUS goes to whoever handled it before (by default: the process dies).
 //!
@@ -10,19 +10,28 @@
 
 use std::{
     io,
+    mem::{self, ManuallyDrop},
     ops::Range,
+    os::fd::{AsRawFd, OwnedFd},
     ptr::null_mut,
     sync::{
-        Arc, Mutex, Once, PoisonError, RwLock, Weak,
+        Arc, Mutex, Once, OnceLock, PoisonError, RwLock, Weak,
         atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, fence},
     },
 };
 
-use crate::{Mapping, Segment};
+use crate::{
+    Mapping, Segment,
+    room::{Account, Share},
+};
 
 /// Mappings that may be guarded at once in one process: half of what the system allows it (`vm.max_map_count`), so that all
 /// clients together cannot take the mappings that the allocator needs.
 const SLOTS: usize = 1 << 15;
+
+/// Times that a mapping's memory is replaced: once for each thread that touches it at the moment. When it is still not there, the system has
+/// none left, and the touch would be tried for ever.
+const TRIES: usize = 1024;
 
 struct Slot {
     /// Counts changes: odd while one is being made.
@@ -33,6 +42,8 @@ struct Slot {
     poison: AtomicPtr<AtomicBool>,
     /// No segment of it goes anywhere: [`with_region`] does not find it.
     hidden: AtomicBool,
+    /// Times that other memory has taken the mapping's place; 0 while that has its own.
+    replaced: AtomicUsize,
 }
 
 impl Slot {
@@ -43,6 +54,7 @@ impl Slot {
             end: AtomicUsize::new(0),
             poison: AtomicPtr::new(null_mut()),
             hidden: AtomicBool::new(false),
+            replaced: AtomicUsize::new(0),
         }
     }
 
@@ -58,6 +70,7 @@ impl Slot {
         self.end.store(end, Ordering::Relaxed);
         self.poison.store(poison, Ordering::Relaxed);
         self.hidden.store(hidden, Ordering::Relaxed);
+        self.replaced.store(0, Ordering::Relaxed);
         // Release: who reads the new even count (`get`, acquire) also reads the new values.
         self.changes.store(changes.wrapping_add(2), Ordering::Release);
     }
@@ -153,9 +166,11 @@ impl Poison {
 /// A mapping whose loss is survived.
 #[derive(Debug)]
 pub struct GuardedMapping {
-    // Declared before `mapping`'s user-visible life ends: `Drop` frees the slot, then the field unmaps.
     slot: usize,
-    mapping: Mapping,
+    /// `Drop` unmaps it once the slot is free, unless its addresses must not be used again.
+    mapping: ManuallyDrop<Mapping>,
+    /// After the mapping: its addresses are free when their room is given back.
+    share: Option<Share>,
     _poison: Poison,
     hidden: bool,
 }
@@ -163,16 +178,21 @@ pub struct GuardedMapping {
 impl GuardedMapping {
     /// Guards `mapping`; `poison` is set when its memory is taken away.
     pub fn new(mapping: Mapping, poison: &Poison) -> io::Result<Self> {
-        Self::with(mapping, poison, false)
+        Self::with(mapping, poison, None, false)
     }
 
-    /// The same for a mapping of which nobody is given a segment: nobody uses it as a region, and it goes without waiting for those
+    /// The same for a peer's memory, with the room that was taken for it.
+    pub(crate) fn shared(mapping: Mapping, poison: &Poison, share: Share) -> io::Result<Self> {
+        Self::with(mapping, poison, Some(share), false)
+    }
+
+    /// The same for one of which nobody is given a segment: nobody uses it as a region, and it goes without waiting for those
     /// who use others.
-    pub fn hidden(mapping: Mapping, poison: &Poison) -> io::Result<Self> {
-        Self::with(mapping, poison, true)
+    pub(crate) fn hidden(mapping: Mapping, poison: &Poison, share: Share) -> io::Result<Self> {
+        Self::with(mapping, poison, Some(share), true)
     }
 
-    fn with(mapping: Mapping, poison: &Poison, hidden: bool) -> io::Result<Self> {
+    fn with(mapping: Mapping, poison: &Poison, share: Option<Share>, hidden: bool) -> io::Result<Self> {
         static INSTALL: Once = Once::new();
         INSTALL.call_once(install_handler);
         let start = mapping.as_ptr() as usize;
@@ -185,7 +205,14 @@ impl GuardedMapping {
             }
         };
         TABLE[slot].set(start, start + mapping.len(), Arc::as_ptr(&poison.0).cast_mut(), hidden);
-        Ok(Self { slot, mapping, _poison: poison.clone(), hidden })
+        Ok(Self { slot, mapping: ManuallyDrop::new(mapping), share, _poison: poison.clone(), hidden })
+    }
+
+    /// A peer has unmapped it, though something may still use it.
+    pub(crate) fn retire(&self, peer: &Arc<Account>) {
+        if let Some(share) = &self.share {
+            share.retire(peer);
+        }
     }
 
     /// A piece of the mapping; `None` when it does not lie within.
@@ -200,8 +227,10 @@ impl GuardedMapping {
 
 impl Drop for GuardedMapping {
     fn drop(&mut self) {
+        let slot = &TABLE[self.slot];
+        let is_replaced = slot.replaced.load(Ordering::Relaxed) != 0;
         // The slot dies before the range is unmapped, so no other mapping can take the range while the slot names it.
-        TABLE[self.slot].set(0, 0, null_mut(), false);
+        slot.set(0, 0, null_mut(), false);
         if !self.hidden {
             // Who found it before that has done with it from here on.
             drop(IN_USE.write().unwrap_or_else(PoisonError::into_inner));
@@ -209,14 +238,39 @@ impl Drop for GuardedMapping {
             let watchers = WATCHERS.read().unwrap_or_else(PoisonError::into_inner);
             watchers.iter().filter_map(Weak::upgrade).for_each(|watcher| watcher.going(&region));
         }
+        // What was written in its place in the spare file is nobody's any more, and the next mapping at these addresses has that place.
+        if is_replaced && self.mapping.punch(0, self.mapping.len()).is_err() {
+            // There is no next one: the addresses are lost, and their room with them.
+            mem::forget(self.share.take());
+        } else {
+            // SAFETY: nobody uses it after this, and it is dropped nowhere else.
+            unsafe { ManuallyDrop::drop(&mut self.mapping) };
+        }
         FREE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(self.slot);
     }
+}
+
+/// Memory that takes the place of what peers take away: a file of our own. Each mapping's place in it is its address, which no other has as
+/// long as it is there. Not anonymous memory: where the system does not overcommit, that has to be there for a whole guest at once, and this
+/// only for the pages that are touched.
+static SPARE: OnceLock<OwnedFd> = OnceLock::new();
+/// Bytes of that file, none of which is memory before it is touched: as many as there are addresses.
+const SPARE_SIZE: u64 = 1 << 56;
+
+/// Without it, taken memory is replaced as long as the system has enough.
+fn make_spare() -> io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create("millrace-spare", rustix::fs::MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&file, SPARE_SIZE)?;
+    Ok(file)
 }
 
 /// What handled SIGBUS before us.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
 
 fn install_handler() {
+    if let Ok(file) = make_spare() {
+        let _ = SPARE.set(file);
+    }
     // SAFETY: an all-zero sigaction is a valid value (default action, empty mask).
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_sigbus as *const () as usize;
@@ -237,23 +291,33 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
     }
 }
 
-/// Puts zeroed memory in the place of the guarded mapping that holds `addr`. Async-signal-safe: atomics and one `mmap`.
+/// Puts zeroed memory in the place of the guarded mapping that holds `addr`. Async-signal-safe: atomics and `mmap`.
 fn replace_mapping(addr: usize) -> bool {
     for slot in &TABLE[..USED.load(Ordering::Relaxed).min(SLOTS)] {
         let Some((range, poison, _)) = slot.get().filter(|(range, ..)| range.contains(&addr)) else {
             continue;
         };
         // Shared with nobody, and yet not private: a guest's memory may be larger than the private memory that we may have.
-        let flags = libc::MAP_FIXED | libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let flags = libc::MAP_FIXED | libc::MAP_SHARED | libc::MAP_NORESERVE;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
+        // Relaxed: whoever drops the mapping knows already that nothing touches it any more.
+        if slot.replaced.fetch_add(1, Ordering::Relaxed) >= TRIES {
+            return false;
+        }
         // First: who finds the poison not set after a copy knows that it copied the file's own bytes. The other side is the
         // copying thread, which reaches the new pages by a fault, after the system call below.
         // SAFETY: a live slot's poison is kept alive by the guarded mapping that owns the slot.
         unsafe { (*poison).store(true, Ordering::Relaxed) };
-        // SAFETY: the slot is live, so the range is a mapping of ours from which we replace every page; segments into it
-        // stay valid memory.
-        let ptr = unsafe { libc::mmap(range.start as *mut libc::c_void, range.len(), prot, flags, -1, 0) };
-        return ptr != libc::MAP_FAILED;
+        let replace = |more: libc::c_int, file: libc::c_int, at: libc::off_t| {
+            let start = range.start as *mut libc::c_void;
+            // SAFETY: the slot is live, so the range is a mapping of ours from which we replace every page; segments into it
+            // stay valid memory.
+            let ptr = unsafe { libc::mmap(start, range.len(), prot, flags | more, file, at) };
+            ptr != libc::MAP_FAILED
+        };
+        let place = SPARE.get().zip(libc::off_t::try_from(range.start).ok());
+        let from_file = place.is_some_and(|(file, at)| replace(0, file.as_raw_fd(), at));
+        return from_file || replace(libc::MAP_ANONYMOUS, -1, 0);
     }
     false
 }

@@ -7,6 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::{
     Mapping, Segment, guard,
+    room::{self, Account, NoRoom, Room, Share},
     tlb::{self, Tlb},
     written::WriteLog,
 };
@@ -116,6 +117,32 @@ pub enum MapError {
     /// Too many regions.
     #[error("more than {0} regions")]
     TooMany(usize),
+    /// More than one device may have mapped.
+    #[error(
+        "region {addr:#x}+{size:#x}: one device may have {most:#x} bytes mapped, in {mappings} pieces, with what it has unmapped and \
+         commands still use"
+    )]
+    TooLarge {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        size: u64,
+        /// Bytes that it may have.
+        most: u64,
+        /// Mappings that it may have.
+        mappings: usize,
+    },
+    /// All devices have as much mapped as they may.
+    #[error(
+        "region {addr:#x}+{size:#x}: this process has as much memory of others mapped as it may; the last eighth is for those who \
+         have little: move devices to other workers, or end those that map more than they need"
+    )]
+    Full {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        size: u64,
+    },
     /// The kernel refused to map it.
     #[error("mapping region {addr:#x}+{size:#x}")]
     Kernel {
@@ -184,6 +211,8 @@ pub struct GuestMemory {
     regions: Vec<Region>,
     /// As many there may be.
     room: usize,
+    /// Of what all peers may have mapped, what this one has.
+    account: Arc<Account>,
     /// Index of the region used last: almost always the next one's too.
     last: Cell<usize>,
     /// Translations of whole pages; empty after every change of `regions`.
@@ -208,11 +237,21 @@ impl GuestMemory {
         Self::with_room(MAX_REGIONS)
     }
 
+    /// No memory at all, of a program: it needs less than a guest, and takes nothing of guests' room.
+    pub fn for_program() -> Self {
+        Self::within(&room::PROGRAMS, room::PROGRAM_REGIONS)
+    }
+
     /// The same, with room for so many regions: several devices' together.
     pub fn with_room(room: usize) -> Self {
+        Self::within(&room::GUESTS, room)
+    }
+
+    pub(crate) fn within(peers: &'static Room, room: usize) -> Self {
         Self {
             regions: Vec::new(),
             room,
+            account: Account::new(peers),
             last: Cell::new(0),
             tlb: Tlb::new(),
             retired: Vec::new(),
@@ -234,6 +273,26 @@ impl GuestMemory {
             return Err(MapError::BadRange { addr: addr.0, size });
         }
         self.put(addr, size, protection, backing, size)
+    }
+
+    /// As [`Self::map`], what the last worker had mapped: it stays, though there may be less room now.
+    pub fn map_again(
+        &mut self,
+        addr: GuestAddress,
+        size: u64,
+        protection: Protection,
+        backing: Option<(BorrowedFd<'_>, u64)>,
+    ) -> Result<(), MapError> {
+        if !size.is_multiple_of(PAGE_SIZE) {
+            return Err(MapError::BadRange { addr: addr.0, size });
+        }
+        let at = self.place(addr, size, MAX_REGIONS.max(self.room))?;
+        self.insert(at, addr, size, protection, backing, (size, true))
+    }
+
+    /// Regions that there may be.
+    pub fn room(&self) -> usize {
+        self.room
     }
 
     /// As [`Self::map`] with a file, for a peer whose regions may end within a page (vhost-user does not forbid it, and libblkio
@@ -268,7 +327,7 @@ impl GuestMemory {
         if !size.is_multiple_of(PAGE_SIZE) {
             return Err(MapError::BadRange { addr: addr.0, size: *size });
         }
-        let at = self.place(addr, *size)?;
+        let at = self.place(addr, *size, self.room)?;
         let backing = Some(Backing { mapping: Arc::clone(mapping), skip: *skip });
         self.regions.insert(at, Region { start: addr.0, size: *size, protection: *protection, backing });
         self.tlb.flush();
@@ -276,14 +335,14 @@ impl GuestMemory {
     }
 
     /// Where in the list a new region belongs.
-    fn place(&self, addr: GuestAddress, size: u64) -> Result<usize, MapError> {
+    fn place(&self, addr: GuestAddress, size: u64, room: usize) -> Result<usize, MapError> {
         let bad = MapError::BadRange { addr: addr.0, size };
         let Some(last) = size.checked_sub(1).and_then(|rest| addr.0.checked_add(rest)) else { return Err(bad) };
         if !addr.0.is_multiple_of(PAGE_SIZE) {
             return Err(bad);
         }
-        if self.regions.len() >= self.room {
-            return Err(MapError::TooMany(self.room));
+        if self.regions.len() >= room {
+            return Err(MapError::TooMany(room));
         }
         let at = self.regions.partition_point(|r| r.start < addr.0);
         let before = at.checked_sub(1).and_then(|i| self.regions.get(i));
@@ -302,10 +361,24 @@ impl GuestMemory {
         backing: Option<(BorrowedFd<'_>, u64)>,
         in_file: u64,
     ) -> Result<(), MapError> {
-        let at = self.place(addr, size)?;
+        let at = self.place(addr, size, self.room)?;
+        self.insert(at, addr, size, protection, backing, (in_file, false))
+    }
+
+    /// The same at its place in the list; `again`: the last worker had it mapped.
+    fn insert(
+        &mut self,
+        at: usize,
+        addr: GuestAddress,
+        size: u64,
+        protection: Protection,
+        backing: Option<(BorrowedFd<'_>, u64)>,
+        (in_file, again): (u64, bool),
+    ) -> Result<(), MapError> {
         let backing = match backing {
             Some((fd, offset)) => Some(map_file(
-                |mapping| guard::GuardedMapping::new(mapping, &self.poison),
+                |bytes| self.account.take(bytes, again),
+                |mapping, share| guard::GuardedMapping::shared(mapping, &self.poison, share),
                 addr,
                 in_file,
                 protection.write,
@@ -324,8 +397,16 @@ impl GuestMemory {
     pub fn unmap(&mut self, addr: GuestAddress, size: u64) -> Result<(), MapError> {
         let range = self.range(addr, size)?;
         self.tlb.flush();
-        self.retired.extend(self.regions.drain(range).filter_map(|r| r.backing).map(|backing| backing.mapping));
+        self.retire(range);
         Ok(())
+    }
+
+    /// Takes regions out of the table: their pages wait for [`Self::reclaim`].
+    fn retire(&mut self, regions: Range<usize>) {
+        for Backing { mapping, .. } in self.regions.drain(regions).filter_map(|r| r.backing) {
+            mapping.retire(&self.account);
+            self.retired.push(mapping);
+        }
     }
 
     /// Whether a range has regions that could be unmapped.
@@ -351,7 +432,7 @@ impl GuestMemory {
     /// Makes every region unreachable at once.
     pub fn unmap_all(&mut self) {
         self.tlb.flush();
-        self.retired.extend(self.regions.drain(..).filter_map(|r| r.backing).map(|backing| backing.mapping));
+        self.retire(0..self.regions.len());
     }
 
     /// Whether unmapped regions wait for [`Self::reclaim`].
@@ -519,9 +600,10 @@ impl GuestMemory {
     }
 }
 
-/// Maps `size` bytes of a file, and has the mapping guarded; `addr` is for messages.
+/// Maps `size` bytes of a file, where there is room, and has the mapping guarded; `addr` is for messages.
 pub(crate) fn map_file(
-    guard: impl FnOnce(Mapping) -> io::Result<guard::GuardedMapping>,
+    room: impl FnOnce(u64) -> Result<Share, NoRoom>,
+    guard: impl FnOnce(Mapping, Share) -> io::Result<guard::GuardedMapping>,
     addr: GuestAddress,
     size: u64,
     writable: bool,
@@ -545,8 +627,12 @@ pub(crate) fn map_file(
     let skip = offset % page;
     let len = skip.checked_add(size).and_then(|len| len.checked_next_multiple_of(page));
     let len = len.and_then(|len| usize::try_from(len).ok()).ok_or_else(bad)?;
+    let share = room(len as u64).map_err(|why| match why {
+        NoRoom::Own(most) => MapError::TooLarge { addr: addr.0, size, most: most.bytes, mappings: most.mappings },
+        NoRoom::All => MapError::Full { addr: addr.0, size },
+    })?;
     let mapping = Mapping::shared(fd, offset - skip, len, writable).map_err(kernel)?;
-    let mapping = guard(mapping).map_err(kernel)?;
+    let mapping = guard(mapping, share).map_err(kernel)?;
     Ok(Backing { mapping: Arc::new(mapping), skip: skip as usize })
 }
 
@@ -567,5 +653,6 @@ impl Drop for GuestMemory {
             std::mem::forget(region.backing);
         }
         self.retired.drain(..).for_each(std::mem::forget);
+        self.account.leave();
     }
 }

@@ -11,6 +11,7 @@
 //! * Bytes behind a segment may change at any instant. Nothing here hands out a Rust reference to them: data are copied
 //!   out once, then checked, then used.
 //! * A peer that truncates the file behind a mapping costs its own device only: see [`guard`].
+//! * A peer that maps as much as it can keeps no other out: see `room`.
 //!
 //! It does not know NVMe: PRP and SGL walking lives with the front end that understands them.
 
@@ -27,6 +28,7 @@ mod once;
 pub mod parity;
 mod peer;
 mod reach;
+mod room;
 mod segment;
 mod shared;
 mod store;

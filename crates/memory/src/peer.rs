@@ -12,6 +12,7 @@ use crate::{
     MapError, PAGE_SIZE, Segment,
     guard::{self, GuardedMapping},
     guest,
+    room::{Account, BOOKKEEPING},
 };
 
 /// A range of a file in memory, mapped and guarded ([`guard`]), reached by copies and single stores only.
@@ -35,8 +36,10 @@ impl PeerBytes {
         }
         let poison = guard::Poison::new();
         // Hidden, for it comes and goes on shards.
-        let guard = |mapping| GuardedMapping::hidden(mapping, &poison);
-        let backing = guest::map_file(guard, guest::GuestAddress(offset), len, true, fd.as_fd(), offset)?;
+        let guard = |mapping, share| GuardedMapping::hidden(mapping, &poison, share);
+        let account = Account::new(&BOOKKEEPING);
+        let share = |bytes| account.take(bytes, false);
+        let backing = guest::map_file(share, guard, guest::GuestAddress(offset), len, true, fd.as_fd(), offset)?;
         Ok(Self { backing, len: size, poison })
     }
 

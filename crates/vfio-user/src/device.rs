@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 
-use crate::{migration::Migration, received::Received, server::RequestId};
+use crate::{codec::MAX_DMA_MAPS, migration::Migration, received::Received, server::RequestId};
 
 /// Indexes of a PCI device's regions and interrupt types, fixed by VFIO.
 pub mod pci {
@@ -51,6 +51,11 @@ pub trait Device {
 
     /// Writes `data` (at least one byte) at `offset`. The range lies inside a writable region.
     fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<(), Errno>;
+
+    /// Pieces of memory that a client may have mapped at once: what it is told of them (at most 4096).
+    fn max_dma_maps(&self) -> u32 {
+        MAX_DMA_MAPS
+    }
 
     /// Client memory becomes reachable. `EEXIST` if it overlaps memory that already is.
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno>;

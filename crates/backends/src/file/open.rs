@@ -116,7 +116,10 @@ fn examine(context: &Context<'_>, options: &FileOptions, fd: OwnedFd) -> Result<
     let kind = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Kind::Regular,
         FileType::BlockDevice => Kind::Device,
-        _ => return Err(context.io("use", io::Error::other("it is neither a regular file nor a block device"))),
+        _ => {
+            let why = "it is neither a regular file nor a block device";
+            return Err(context.io("use", io::Error::new(io::ErrorKind::InvalidInput, why)));
+        }
     };
     let lock =
         if options.read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };

@@ -40,7 +40,7 @@ impl MemoryVolume {
     /// the system has no address space for it.
     pub fn create(name: &str, bytes: u64, block_size: BlockSize) -> Result<Arc<Self>, VolumeError> {
         blocks_in(name, bytes, block_size)?;
-        let store = ByteStore::new(bytes).map_err(|source| no_room(name, source))?;
+        let store = ByteStore::new(bytes).map_err(|source| no_room(name, bytes, source))?;
         Ok(Self::over(name, store, Shape::new(block_size, bytes)))
     }
 
@@ -57,7 +57,7 @@ impl MemoryVolume {
         on_file: OnFile,
     ) -> Result<Arc<Self>, VolumeError> {
         blocks_in(name, bytes, block_size)?;
-        let store = ByteStore::in_files(bytes, files, on_file).map_err(|source| no_room(name, source))?;
+        let store = ByteStore::in_files(bytes, files, on_file).map_err(|source| no_room(name, bytes, source))?;
         Ok(Self::over(name, store, Shape::new(block_size, bytes)))
     }
 
@@ -96,8 +96,9 @@ impl MemoryVolume {
     }
 }
 
-fn no_room(volume: &str, source: std::io::Error) -> VolumeError {
-    VolumeError::Io { volume: volume.to_owned(), action: "reserve", path: "memory".into(), source }
+fn no_room(volume: &str, bytes: u64, source: std::io::Error) -> VolumeError {
+    let what = format!("{bytes} bytes of memory");
+    VolumeError::Io { volume: volume.to_owned(), action: "reserve", path: what.into(), source }
 }
 
 fn source_offset(geometry: &Geometry, operation: Operation) -> u64 {
@@ -193,7 +194,7 @@ impl Volume for MemoryVolume {
             self.shape.set(block_size, blocks);
             self.store.discard(after, before - after);
         } else {
-            self.store.grow(after).map_err(|source| no_room(&self.name, source))?;
+            self.store.grow(after).map_err(|source| no_room(&self.name, after, source))?;
             // A write that was in flight during an earlier shrink may have left bytes here.
             self.store.discard(before, after - before);
             self.shape.set(block_size, blocks);

@@ -78,6 +78,8 @@ pub(super) struct Disk {
     pub(super) zeroes_limit: u64,
     /// Namespaces with volumes.
     claimed: Mutex<BTreeMap<NamespaceId, Namespace>>,
+    /// The controller did not say what one of them is now.
+    unmeasured: AtomicBool,
     /// Has the watch reset the controller.
     watch: SyncSender<()>,
     patience: Patience,
@@ -179,6 +181,7 @@ impl Disk {
             max_transfer,
             zeroes_limit,
             claimed: Mutex::default(),
+            unmeasured: AtomicBool::new(false),
             watch,
             patience,
             aborts: AtomicUsize::new(0),
@@ -276,11 +279,14 @@ impl Disk {
     /// Asks how large the volumes' namespaces are. Takes long: not called on a shard.
     pub(super) fn measure(&self) {
         if let Some(controller) = lock(&self.control).as_mut() {
-            self.measure_by(controller);
+            let _ = self.measure_by(controller, false);
         }
     }
 
-    fn measure_by(&self, controller: &mut Controller) {
+    /// Asks for all of them. Of which the controller does not say what it is now is asked again at the next look; `forsake`: it has no
+    /// commands until then. When it does not answer at all, the others are not asked for.
+    fn measure_by(&self, controller: &mut Controller, forsake: bool) -> Result<(), DriverError> {
+        let mut unknown = None;
         for (nsid, known) in lock(&self.claimed).iter() {
             let before = known.size();
             match controller.namespace(*nsid) {
@@ -292,25 +298,45 @@ impl Disk {
                     let (before, blocks) = (before.0, now.size().0);
                     tracing::warn!(address = %self.address, %nsid, before, blocks, "the namespace has changed its size");
                 }
+                Err(error) if is_final(&error) => {
+                    known.forsake();
+                    tracing::error!(address = %self.address, %nsid, "the namespace has changed: {}", chain(&error));
+                }
                 Err(error) => {
-                    if matches!(error, DriverError::BadNamespace { .. }) {
+                    if forsake {
                         known.forsake();
                     }
-                    tracing::error!(address = %self.address, %nsid, "the namespace has changed: {}", chain(&error));
+                    let is_silent = error.is_timeout();
+                    if is_silent || unknown.is_none() {
+                        unknown = Some((*nsid, error));
+                    }
+                    if is_silent {
+                        break;
+                    }
                 }
             }
         }
+        let was_told = self.unmeasured.swap(unknown.is_some(), Ordering::Relaxed);
+        let Some((nsid, error)) = unknown else { return Ok(()) };
+        if !was_told {
+            let why = chain(&error);
+            tracing::error!(address = %self.address, %nsid, "the controller does not say what the namespace is now, and is asked again: {why}");
+        }
+        Err(error)
     }
 
-    /// Follows what the controller tells of its namespaces.
-    fn follow_namespaces(&self, controller: &mut Controller) {
-        match controller.namespaces_changed() {
-            Ok(true) => self.measure_by(controller),
-            Ok(false) => {}
-            Err(error) => {
-                tracing::warn!(address = %self.address, "the controller tells no more of its namespaces: {}", chain(&error));
-            }
+    /// Follows what the controller tells of its namespaces; why it is to be reset, when it does not answer.
+    fn follow_namespaces(&self, controller: &mut Controller) -> Option<String> {
+        let told = controller.namespaces_changed();
+        if let Err(error) = &told {
+            tracing::warn!(address = %self.address, "the controller tells no more of its namespaces: {}", chain(error));
         }
+        let silence = match told {
+            Err(error) if error.is_timeout() => error,
+            Ok(false) | Err(_) if !self.unmeasured.load(Ordering::Relaxed) => return None,
+            _ => self.measure_by(controller, false).err().filter(DriverError::is_timeout)?,
+        };
+        Some(format!("it does not say what its namespaces are: {}", chain(&silence)))
     }
 
     /// Has the controller reset, some time soon. What is in flight is begun again.
@@ -333,7 +359,7 @@ impl Disk {
         let ill = match controller.status() {
             Ok(csts) if csts.into_bits() == u32::MAX => Some("its registers cannot be read".to_owned()),
             Ok(csts) if csts.cfs() => Some("it reports a fatal error".to_owned()),
-            Ok(_) => self.end_overdue(controller),
+            Ok(_) => self.end_overdue(controller).or_else(|| self.follow_namespaces(controller)),
             Err(error) => Some(chain(&error)),
         };
         if let Some(why) = ill {
@@ -341,8 +367,6 @@ impl Disk {
             // It may be that commands in the controller's own memory do not reach it.
             controller.forgo_controller_memory();
             self.reset(&mut control);
-        } else {
-            self.follow_namespaces(controller);
         }
         self.lanes.iter().for_each(Lane::nudge);
     }
@@ -397,8 +421,11 @@ impl Disk {
             let Err(error) = stopped.and_then(|()| {
                 self.lanes.iter().for_each(Lane::lose);
                 controller.start()?;
-                // Before anything is begun again: it may have been formatted meanwhile.
-                self.measure_by(controller);
+                // Before anything is begun again: it may have been formatted meanwhile. Of which it never says so the volumes fail, and not
+                // the disk, unless it does not answer.
+                let last = attempt + 1 == RESETS;
+                let told = self.measure_by(controller, last);
+                told.or_else(|error| if last && !error.is_timeout() { Ok(()) } else { Err(error) })?;
                 let fresh = (0..self.lanes.len()).map(|at| new_pair(controller, vector(self.vectors, at)));
                 let fresh = fresh.collect::<Result<Vec<_>, _>>()?;
                 self.lanes.iter().zip(fresh).for_each(|(lane, pair)| lane.put_pair(pair));
@@ -463,6 +490,15 @@ fn take(volume: &str, address: PciAddress) -> Result<VfioPci, VolumeError> {
             Err(VfioError::InUse { path, .. }) => return Err(VolumeError::InUse { volume: volume.to_owned(), path }),
             Err(error) => return Err(refused(volume, &error)),
         }
+    }
+}
+
+/// Whether that is the controller's answer, and not a failure to give one.
+fn is_final(error: &DriverError) -> bool {
+    match error {
+        DriverError::BadNamespace { .. } => true,
+        DriverError::Queue(error) => error.status().is_some_and(|status| status.dnr()),
+        _ => false,
     }
 }
 

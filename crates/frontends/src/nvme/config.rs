@@ -1,5 +1,7 @@
 //! What the operator decides about a controller.
 
+use millrace_memory::GuestMemory;
+
 use super::card::{CardSpec, StorageFunctions};
 
 /// How a guest's doorbell writes reach us.
@@ -112,6 +114,11 @@ impl Config {
             (self.cntlid < 0xfff0, "the controller identifier must be less than FFF0h"),
         ];
         rules.iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, what)| Err(what))
+    }
+
+    /// What a client has mapped that has just come.
+    pub(crate) fn new_memory(&self) -> GuestMemory {
+        if self.session { GuestMemory::for_program() } else { GuestMemory::new() }
     }
 
     /// Largest transfer in bytes.

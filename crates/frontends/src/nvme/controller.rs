@@ -251,7 +251,7 @@ impl Controller {
             finished: Vec::with_capacity(64),
             sink: Rc::default(),
             counters: Counters::default(),
-            memory: GuestMemory::new(),
+            memory: config.new_memory(),
             phase: Phase::Disabled,
             lifecycle: Lifecycle::default(),
             in_flight: 0,

@@ -21,9 +21,7 @@ use std::{
 
 use millrace_block::{Volume, trace::Site};
 use millrace_engine::{Readiness, ShardContext, closer};
-use millrace_memory::GuestMemory;
-use millrace_vfio_user::{Connection, ConnectionError, Errno, Listener, Progress, Resumed};
-use rustix::event::{PollFd, PollFlags};
+use millrace_vfio_user::{Connection, ConnectionError, Listener, Progress, Resumed};
 
 pub use error::DeviceError;
 pub use status::{DeviceCounters, DevicePhase, DeviceStatus, NamespaceStatus};
@@ -37,7 +35,7 @@ use super::{
     namespace::Allocated,
     registers::{Phase, Reset},
 };
-use crate::log_limit::LogLimit;
+use crate::{hangup::is_gone, log_limit::LogLimit};
 
 /// Messages of one client handled in one turn, so that a flood of them leaves the shard to others.
 const MESSAGES: usize = 32;
@@ -549,9 +547,7 @@ impl NvmeDevice {
         (self.link, self.waits) = (Link::Draining, false);
         // While the client is on record: otherwise a worker that ends here would leave them for ever.
         self.controller.end_all_registrations();
-        if let Some(kept) = self.controller.kept.as_ref().filter(|_| self.controller.client.take().is_some()) {
-            kept.drop_client();
-        }
+        self.controller.forget_client();
         self.controller.state.survival.strikes.set(0);
         self.accept_again = None;
         self.controller.interrupts.disconnect();
@@ -573,7 +569,7 @@ impl NvmeDevice {
         self.controller.drained();
         // A new client's memory is not poisoned by what the last one did to its own, and its doorbells are not the page that the
         // last one may still have mapped.
-        self.controller.memory = GuestMemory::new();
+        self.controller.memory = self.controller.config.new_memory();
         if let Err(error) = self.controller.renew_doorbells() {
             self.accept_failed(cx, &error);
             return;
@@ -778,17 +774,6 @@ impl Drop for NvmeDevice {
             self.controller.memory.unmap_all();
             self.controller.drained();
         }
-    }
-}
-
-/// Whether the client has hung up, though unread messages of its may be left.
-fn is_gone(connection: &Connection) -> bool {
-    let mut fds = [PollFd::new(connection, PollFlags::RDHUP)];
-    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-    match rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())) {
-        Ok(_) => fds.iter().any(|fd| fd.revents().intersects(gone)),
-        Err(Errno::INTR) => false,
-        Err(_) => true,
     }
 }
 

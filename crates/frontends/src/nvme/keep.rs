@@ -309,6 +309,14 @@ impl Controller {
         self.client = Some(Rc::clone(client));
     }
 
+    /// The client is gone, and what is kept of it goes.
+    pub(crate) fn forget_client(&mut self) {
+        self.give_up_saved();
+        if let Some(kept) = self.kept.as_ref().filter(|_| self.client.take().is_some()) {
+            kept.drop_client();
+        }
+    }
+
     /// Whether it has ended so many workers that it is served no more, until its client leaves.
     pub(crate) fn is_out_of_service(&self) -> bool {
         self.state.survival.strikes.get() >= STRIKES
@@ -440,16 +448,20 @@ impl Client {
             }
             let (address, size) = (region.address.get(), region.size.get());
             let protection = Protection { read: flags & READ != 0, write: flags & WRITE != 0 };
-            let file = files.remove(&slot);
+            // One of a region that has gone, whose worker ended before it had let go of it, is no other region's.
+            let file = if flags & FILE == 0 { None } else { files.remove(&slot) };
             let backing = match &file {
                 Some(held) => Some((held.fd.as_fd(), region.offset.get())),
                 None if flags & FILE == 0 => None,
                 None => return Err(MapError::Missing { addr: address, size }),
             };
-            memory.map(GuestAddress(address), size, protection, backing)?;
+            memory.map_again(GuestAddress(address), size, protection, backing)?;
             if let Some(port) = &mut port {
                 port.map(memory, address, size)?;
             }
+        }
+        for slot in files.into_keys() {
+            said(self.kept.link.drop_one(self.slot_key(Kind::MEMORY, slot)));
         }
         Ok(())
     }

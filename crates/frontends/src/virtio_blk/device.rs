@@ -29,14 +29,15 @@ use super::{
     session::{Progress, Session, SessionError, unwatch},
     transport::{Transport, TransportError},
 };
-use crate::log_limit::LogLimit;
+use crate::{hangup::is_gone, log_limit::LogLimit};
 
 /// Messages of one front end handled in one turn, so that a flood of them leaves the shard to others.
 const MESSAGES: usize = 32;
 /// How soon output that a front end does not take is tried again, and accepting after an error of the system.
 const RETRY: Duration = Duration::from_millis(1);
 const RETRY_ACCEPT: Duration = Duration::from_millis(200);
-/// How soon what a front end that is gone had asked for is called off again: a long request's next piece may have to wait as well.
+/// How soon what a front end that is gone had asked for is called off again: a long request's next piece may have to wait as well. And how
+/// soon it is seen that one is gone whose message waits.
 const CALL_OFF: Duration = Duration::from_millis(50);
 
 const LISTENER: u32 = 0;
@@ -157,8 +158,8 @@ pub struct VirtioBlkDevice {
     accept_again: Option<Instant>,
     /// When a client's socket is looked at again that is not to be watched.
     try_again: Option<Instant>,
-    /// When requests that a front end has left are called off again.
-    call_off_again: Option<Instant>,
+    /// When requests that a front end has left are called off again, and, while a message waits, whether its front end is there is looked at.
+    look_again: Option<Instant>,
     log: LogLimit,
 }
 
@@ -185,7 +186,7 @@ impl VirtioBlkDevice {
             hold,
             try_again: None,
             accept_again: None,
-            call_off_again: None,
+            look_again: None,
             log: LogLimit::default(),
         })
     }
@@ -418,17 +419,49 @@ impl VirtioBlkDevice {
         (0..self.disk.queues.len()).for_each(|queue| unwatch(cx, queue));
         self.disk.paused = true;
         self.link = Link::Draining;
-        self.call_off_again = None;
+        self.look_again = None;
         self.go_on_draining(cx);
+    }
+
+    /// Whether it is time to look; then it is the next time a while later.
+    fn is_due(&mut self, cx: &ShardContext<'_>) -> bool {
+        let due = self.look_again.is_none_or(|at| cx.now() >= at);
+        if due {
+            self.look_again = Some(cx.now() + CALL_OFF);
+        }
+        due
+    }
+
+    /// Lets the front end go if it has gone while one of its messages waits for rest: nobody reads its socket then, and what is held back
+    /// would not be called off. What it has sent behind that message means nothing. Returns whether it was so.
+    fn let_gone_go(&mut self, cx: &mut ShardContext<'_>) -> bool {
+        if !self.is_waiting() || !self.is_due(cx) {
+            return false;
+        }
+        let gone = matches!(&self.link, Link::Connected(client) if is_gone(&client.session.transport));
+        if gone {
+            tracing::debug!(device = self.name(), "the front end is gone");
+            self.disconnect(cx);
+        }
+        gone
+    }
+
+    /// Whether a message waits for rest.
+    fn is_waiting(&self) -> bool {
+        matches!(&self.link, Link::Connected(client) if client.session.is_waiting())
+    }
+
+    /// Of what nobody waits for any more, what only waits for its turn ends at once.
+    fn call_off(&mut self, cx: &ShardContext<'_>) {
+        // Not in every turn: that looks at everybody who waits on this shard.
+        if !self.disk.is_quiet() && self.is_due(cx) {
+            self.disk.call_off(cx.asker());
+        }
     }
 
     fn go_on_draining(&mut self, cx: &mut ShardContext<'_>) {
         if !self.disk.is_quiet() {
-            // Not in every turn: that looks at everybody who waits on this shard.
-            if self.call_off_again.is_none_or(|at| cx.now() >= at) {
-                self.disk.call_off(cx.asker());
-                self.call_off_again = Some(cx.now() + CALL_OFF);
-            }
+            self.call_off(cx);
             return;
         }
         self.disk.forget_front_end();
@@ -471,6 +504,9 @@ impl VirtioBlkDevice {
 
     /// What the socket's side needs beside events. Returns work done.
     fn attend(&mut self, cx: &mut ShardContext<'_>) -> usize {
+        if self.let_gone_go(cx) {
+            return 1;
+        }
         match &mut self.link {
             Link::Connected(client) => {
                 let waiting = client.session.is_waiting();
@@ -485,7 +521,8 @@ impl VirtioBlkDevice {
                 }
             }
             Link::Draining => self.go_on_draining(cx),
-            Link::Holding | Link::Listening | Link::Closed | Link::Fenced => {}
+            Link::Closed => self.call_off(cx),
+            Link::Holding | Link::Listening | Link::Fenced => {}
         }
         if matches!(self.link, Link::Listening) && self.accept_again.is_some_and(|at| cx.now() >= at) {
             self.listen(cx);
@@ -497,8 +534,13 @@ impl VirtioBlkDevice {
     fn alarm(&self) -> Option<Instant> {
         let stuck = matches!(&self.link, Link::Connected(client) if client.session.is_stuck());
         let retry = stuck.then(|| Instant::now() + RETRY);
-        let call_off = self.call_off_again.filter(|_| matches!(self.link, Link::Draining));
-        [retry, self.accept_again, call_off].into_iter().flatten().min()
+        let looks = match self.link {
+            Link::Connected(_) => self.is_waiting(),
+            Link::Draining | Link::Closed => !self.disk.is_quiet(),
+            Link::Holding | Link::Listening | Link::Fenced => false,
+        };
+        let look = looks.then(|| self.look_again.unwrap_or_else(Instant::now));
+        [retry, self.accept_again, look].into_iter().flatten().min()
     }
 
     fn is_busy(&self) -> bool {

@@ -338,6 +338,14 @@ impl Disk {
     pub(crate) fn tell_kind(&mut self) {
         self.mode_told = true;
         self.core.kind = self.kind().or_else(|| Some(Kind::default()));
+        self.note_block_size();
+    }
+
+    /// Keeps the block size where this disk's next process finds it: of a disk that never had a volume nobody else knows what was told.
+    fn note_block_size(&self) {
+        if let Some((region, kind)) = self.inflight.as_ref().zip(self.kind()) {
+            region.set_block_size(kind.block_size);
+        }
     }
 
     /// What the guest is offered.
@@ -490,6 +498,10 @@ impl Disk {
         // (`must_wait` sees to that, whether the log or its feature comes last).
         self.core.buffers.keep_ranges = log.is_some();
         self.sink.log.borrow_mut().clone_from(&log);
+        if let Some(log) = log.as_deref().filter(|_| self.core.log.is_none()) {
+            // A worker may have died between a change of a ring and its mark.
+            self.queues.iter().filter_map(|queue| queue.ring.as_ref()).for_each(|ring| ring.mark(log));
+        }
         self.core.log = log;
     }
 
@@ -524,8 +536,13 @@ impl Disk {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(()) };
         queue.start(&self.core.memory, self.core.features, record)?;
         if let Some(ring) = &mut queue.ring {
+            let log = self.core.log.as_deref();
+            if let Some(log) = log {
+                // As where the log begins.
+                ring.mark(log);
+            }
             // We look by ourselves until the shard goes to sleep.
-            ring.disarm(self.core.log.as_deref());
+            ring.disarm(log);
         }
         Ok(())
     }
@@ -609,6 +626,7 @@ impl Disk {
 
     /// Keeps the mode where this disk's next process and the volume's other disks find it.
     fn note_mode(&self) {
+        self.note_block_size();
         if let Some(region) = &self.inflight {
             region.set_write_back(self.core.write_cache);
         }
@@ -628,6 +646,11 @@ impl Disk {
     pub(crate) fn set_inflight(&mut self, region: InflightRegion) {
         if let Some(on) = region.write_back() {
             (self.core.write_cache, self.mode_known) = (on, true);
+        }
+        if self.kind().is_none()
+            && let Some(block_size) = region.block_size()
+        {
+            self.core.kind = Some(Kind { block_size, ..Kind::default() });
         }
         self.inflight = Some(region);
     }

@@ -2,7 +2,7 @@
 //! after the guest has seen its end. Layouts and rules are those of vhost-user.rst, "Inflight I/O tracking".
 //!
 //! ```text
-//!   queue 0: header, one state per descriptor │ queue 1 … │ ours: MAGIC, write cache mode
+//!   queue 0: header, one state per descriptor │ queue 1 … │ ours: MAGIC, write cache mode, block size
 //! ```
 //!
 //! The front end keeps the file and hands it back when it connects again. It may scribble over it: everything that is read back is
@@ -16,6 +16,7 @@ use std::{
     sync::atomic::{Ordering, compiler_fence},
 };
 
+use millrace_block::BlockSize;
 use millrace_memory::{MapError, PeerBytes};
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -114,6 +115,17 @@ impl InflightRegion {
         self.bytes.store_u64(self.own() + 8, on.into());
         commit();
         self.bytes.store_u64(self.own(), MAGIC);
+    }
+
+    /// The block size that the guest was told, if that is known. Earlier workers left a zero here.
+    pub(crate) fn block_size(&self) -> Option<BlockSize> {
+        let [magic, _, bytes]: [u64; 3] = self.bytes.read_value(self.own());
+        u32::try_from(bytes).ok().filter(|_| magic == MAGIC).and_then(BlockSize::from_bytes)
+    }
+
+    /// Remembers the block size; it counts once the mode is there.
+    pub(crate) fn set_block_size(&self, block_size: BlockSize) {
+        self.bytes.store_u64(self.own() + 16, block_size.bytes().into());
     }
 }
 

@@ -73,6 +73,31 @@ fn a_truncated_file_costs_its_device_only() {
     assert!(!bystander.is_poisoned());
 }
 
+/// Where memory is not overcommitted, anonymous memory for a whole guest may not be there, and a file's pages come one by one.
+#[test]
+fn memory_that_was_taken_is_replaced_by_a_files() {
+    let (mut victim, file) = guest(1);
+    let start = victim.translate(GuestAddress(0), 4096, Access::Read).unwrap().as_ptr() as usize;
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    assert_eq!(victim.read_value::<u8>(GuestAddress(0)), Ok(0));
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let number = |text: &str| usize::from_str_radix(text, 16).unwrap();
+    let holds = |line: &&str| {
+        let (from, to) = line.split_once(' ').and_then(|(range, _)| range.split_once('-')).unwrap();
+        (number(from)..number(to)).contains(&start)
+    };
+    let line = maps.lines().find(holds).expect("it is mapped");
+    assert!(line.contains("millrace-spare"), "{line}");
+    victim.write_value(GuestAddress(0), &[7_u8; 4096]).unwrap();
+    victim.unmap_all();
+    // SAFETY: no segment is in use.
+    drop(unsafe { victim.reclaim() });
+    // The next one is at the same addresses, unless another test is: its place is the same, and empty.
+    let (next, file) = guest(2);
+    rustix::fs::ftruncate(&file, 0).unwrap();
+    assert_eq!(next.read_value::<[u8; 4096]>(GuestAddress(0)), Ok([0; 4096]));
+}
+
 #[test]
 fn every_kind_of_touch_survives() {
     for touch in [
@@ -147,12 +172,28 @@ fn other_bus_errors_go_to_whoever_handled_them_before() {
     assert_eq!(child("forward").code(), Some(42));
 }
 
+/// Once the system has no memory left, not even for a page, a touch would fault for ever.
+#[test]
+fn memory_that_cannot_be_replaced_kills() {
+    assert_eq!(child("starve").signal(), Some(libc::SIGBUS));
+}
+
+/// Leaves the memory that takes the place of others' without a page.
+fn starve() {
+    let is_spare = |path: &std::path::PathBuf| {
+        std::fs::read_link(path).is_ok_and(|file| file.to_string_lossy().starts_with("/memfd:millrace-spare"))
+    };
+    let mut files = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let spare = files.find(is_spare).expect("it is made with the first guarded mapping");
+    std::fs::OpenOptions::new().write(true).open(spare).unwrap().set_len(0).unwrap();
+}
+
 extern "C" fn exit_42(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: _exit may be called in a signal handler.
     unsafe { libc::_exit(42) }
 }
 
-/// Not a test by itself: a process for the two above.
+/// Not a test by itself: a process for the three above.
 #[test]
 fn sigbus_child() {
     let Ok(mode) = std::env::var(CHILD) else { return };
@@ -167,6 +208,9 @@ fn sigbus_child() {
     }
     let (guarded, guarded_file) = guest(1);
     rustix::fs::ftruncate(&guarded_file, 0).unwrap();
+    if mode == "starve" {
+        starve();
+    }
     assert_eq!(guarded.read_value::<u8>(GuestAddress(0)), Ok(0));
     let file = memory_file(&[1; 4096]);
     let unguarded = Mapping::shared(file.as_fd(), 0, 4096, true).unwrap();

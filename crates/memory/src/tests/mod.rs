@@ -4,6 +4,7 @@ mod bounce;
 mod file;
 mod guard;
 mod guest;
+mod room;
 mod segment;
 mod store;
 

@@ -347,7 +347,7 @@ const QEMU: &[u8] = b"{\"capabilities\": {\"migration\": {\"max_bitmap_size\": 2
 
 #[test]
 fn the_version_reply_is_a_subset_and_no_longer() {
-    let (client, json) = negotiate(0, 0, QEMU, MAX_TRANSFER).unwrap();
+    let (client, json) = negotiate(0, 0, QEMU, MAX_TRANSFER, MAX_DMA_MAPS).unwrap();
     assert!(json.len() <= QEMU.len() && json.ends_with('\0'));
     assert_eq!((client.max_msg_fds, client.write_multiple, client.pgsizes), (16, true, 4096));
     assert_eq!(
@@ -355,14 +355,18 @@ fn the_version_reply_is_a_subset_and_no_longer() {
         "{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_size\":1048576,\"write_multiple\":true,\
          \"pgsizes\":4096,\"max_dma_maps\":4096}}\0"
     );
-    let (client, json) = negotiate(0, 5, b"", MAX_TRANSFER).unwrap();
+    for (takes, said) in [(64, ",\"max_dma_maps\":64}"), (u32::MAX, ",\"max_dma_maps\":4096}")] {
+        let (_, json) = negotiate(0, 0, QEMU, MAX_TRANSFER, takes).unwrap();
+        assert!(json.contains(said), "a device that takes {takes}: {json}");
+    }
+    let (client, json) = negotiate(0, 5, b"", MAX_TRANSFER, MAX_DMA_MAPS).unwrap();
     assert_eq!((client, json.as_str()), (Capabilities::default(), ""));
     assert_eq!(our_version().minor, 0);
-    let (_, json) = negotiate(0, 0, b"{\"capabilities\":{\"max_msg_fds\":1}}\0", MAX_TRANSFER).unwrap();
+    let (_, json) = negotiate(0, 0, b"{\"capabilities\":{\"max_msg_fds\":1}}\0", MAX_TRANSFER, MAX_DMA_MAPS).unwrap();
     assert_eq!(json, "{\"capabilities\":{}}\0", "one byte too long with it");
-    let (_, json) = negotiate(0, 0, b"{\"capabilities\":{\"max_msg_fds\":88}}\0", MAX_TRANSFER).unwrap();
+    let (_, json) = negotiate(0, 0, b"{\"capabilities\":{\"max_msg_fds\":88}}\0", MAX_TRANSFER, MAX_DMA_MAPS).unwrap();
     assert_eq!(json, "{\"capabilities\":{\"max_msg_fds\":16}}\0");
-    let (_, json) = negotiate(0, 0, b"{}\0", MAX_TRANSFER).unwrap();
+    let (_, json) = negotiate(0, 0, b"{}\0", MAX_TRANSFER, MAX_DMA_MAPS).unwrap();
     assert_eq!(json, "{}\0");
 }
 
@@ -381,15 +385,15 @@ fn bad_version_data_is_refused() {
         b"{\"capabilities\":{\"write_multiple\":1}}\0",
         b"\xff\xfe\0",
     ] {
-        assert!(negotiate(0, 0, bad, MAX_TRANSFER).is_err(), "{:?}", String::from_utf8_lossy(bad));
+        assert!(negotiate(0, 0, bad, MAX_TRANSFER, MAX_DMA_MAPS).is_err(), "{:?}", String::from_utf8_lossy(bad));
     }
     let mut deep = vec![b'['; 4000];
     deep.push(0);
-    assert!(negotiate(0, 0, &deep, MAX_TRANSFER).is_err());
+    assert!(negotiate(0, 0, &deep, MAX_TRANSFER, MAX_DMA_MAPS).is_err());
     let mut long = vec![b' '; 5000];
     long.push(0);
-    assert!(matches!(negotiate(0, 0, &long, MAX_TRANSFER), Err(VersionError::Unterminated(5001))));
-    assert!(matches!(negotiate(1, 0, b"", MAX_TRANSFER), Err(VersionError::Version { major: 1, .. })));
+    assert!(matches!(negotiate(0, 0, &long, MAX_TRANSFER, MAX_DMA_MAPS), Err(VersionError::Unterminated(5001))));
+    assert!(matches!(negotiate(1, 0, b"", MAX_TRANSFER, MAX_DMA_MAPS), Err(VersionError::Version { major: 1, .. })));
     assert!(matches!(parse_reply(0, 1, b""), Err(VersionError::Version { minor: 1, .. })));
     let ours = parse_reply(0, 0, proposal().as_bytes()).unwrap();
     assert!(ours.write_multiple && ours.max_msg_fds == MAX_FDS);
@@ -443,7 +447,7 @@ proptest! {
     #[test]
     fn random_version_data_never_makes_a_longer_reply(minor: u16, mut data in "[\\{\\}\":, a-z_0-9]{0,80}") {
         data.push('\0');
-        if let Ok((_, reply)) = negotiate(0, minor, data.as_bytes(), MAX_TRANSFER) {
+        if let Ok((_, reply)) = negotiate(0, minor, data.as_bytes(), MAX_TRANSFER, MAX_DMA_MAPS) {
             prop_assert!(reply.len() <= data.len());
         }
     }

@@ -135,11 +135,17 @@ pub(crate) fn proposal() -> String {
 }
 
 /// A server's side: checks what the client proposes and writes the JSON of the reply. `transfer`: the most bytes that one message may
-/// move to us.
+/// move to us; `maps`: the most pieces of memory that the device takes.
 ///
 /// The reply names only what the client named and is never longer than the request, because QEMU reads it into the
 /// request's buffer: what does not fit is left out, the most useful first in.
-pub(crate) fn negotiate(major: u16, minor: u16, data: &[u8], transfer: u32) -> Result<(Capabilities, String), VersionError> {
+pub(crate) fn negotiate(
+    major: u16,
+    minor: u16,
+    data: &[u8],
+    transfer: u32,
+    maps: u32,
+) -> Result<(Capabilities, String), VersionError> {
     if major != MAJOR {
         return Err(VersionError::Version { major, minor });
     }
@@ -177,7 +183,7 @@ pub(crate) fn negotiate(major: u16, minor: u16, data: &[u8], transfer: u32) -> R
         add("pgsizes", &pgsizes);
     }
     if parsed.max_dma_maps {
-        add("max_dma_maps", &client.max_dma_maps.min(MAX_DMA_MAPS));
+        add("max_dma_maps", &client.max_dma_maps.min(maps).min(MAX_DMA_MAPS));
     }
     json.push_str("}}\0");
     if json.len() > data.len() {

@@ -71,7 +71,7 @@ impl Connection {
 
     fn handle(&mut self, header: &Header, request: Request<'_>, device: &mut dyn Device) -> Result<(), Refusal> {
         match request {
-            Request::Version { major, minor, data } => self.version(header, major, minor, data),
+            Request::Version { major, minor, data } => self.version(header, major, minor, data, device.max_dma_maps()),
             Request::DeviceInfo => self.device_info(header, device),
             Request::RegionInfo { argsz, index } => self.region_info(header, argsz, index, device),
             Request::RegionIoFds { index } => self.region_io_fds(header, index, device),
@@ -132,12 +132,12 @@ impl Connection {
         }
     }
 
-    fn version(&mut self, header: &Header, major: u16, minor: u16, data: &[u8]) -> Result<(), Refusal> {
+    fn version(&mut self, header: &Header, major: u16, minor: u16, data: &[u8], maps: u32) -> Result<(), Refusal> {
         if self.capabilities.is_some() && !self.again {
             return Err(ProtocolError::VersionTwice.into());
         }
         let transfer = if self.transport.keep().is_some() { KEPT_TRANSFER } else { MAX_TRANSFER };
-        match codec::negotiate(major, minor, data, transfer) {
+        match codec::negotiate(major, minor, data, transfer, maps) {
             Ok((capabilities, json)) => {
                 if let Some(keep) = self.transport.keep() {
                     keep.negotiated(&capabilities);

@@ -12,16 +12,16 @@ use std::{
     rc::Rc,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
         mpsc::{Receiver, Sender, channel},
     },
     task::Wake,
 };
 
 use millrace_driver::{
-    Controller, MappedArea, Options, PciAddress, QueueOptions, Transport, TransportError, VfioError,
+    Controller, MappedArea, Namespace, Options, PciAddress, QueueOptions, Transport, TransportError, VfioError,
     spec::{
-        NvmOpcode,
+        AdminOpcode, NamespaceId, NvmOpcode,
         registers::{Capabilities, offset},
     },
 };
@@ -112,16 +112,62 @@ struct Nods {
     done: u32,
     /// It has been unplugged.
     gone: Arc<AtomicBool>,
+    said: Arc<Said>,
+}
+
+/// What a controller says of its namespace.
+#[derive(Default)]
+struct Said {
+    /// Bytes of a block, as a power of two; 0: all data are zeroes.
+    block: AtomicU8,
+    /// Times that it does not say anything.
+    refusals: AtomicUsize,
+    /// Times that it does not answer after that.
+    silences: AtomicUsize,
+    /// Commands that it had: whether that was a queue's, and not a question for the namespace.
+    had: Mutex<Vec<bool>>,
+}
+
+impl Said {
+    /// The status of an admin command, if it is answered; its data are written.
+    fn answer(&self, sqe: &[u8; 64], data: impl FnOnce(u64, &[u8])) -> Option<u16> {
+        let is_queue = sqe[0] == AdminOpcode::CREATE_IO_SQ.0;
+        if !is_queue && (sqe[0] != AdminOpcode::IDENTIFY.0 || sqe[40] != 0) {
+            return Some(0);
+        }
+        self.had.lock().unwrap().push(is_queue);
+        let block = self.block.load(Ordering::Relaxed);
+        if is_queue || block == 0 {
+            return Some(0);
+        }
+        let is_left = |times: &AtomicUsize| {
+            times.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+        };
+        if is_left(&self.refusals) {
+            return Some(Status::INTERNAL_ERROR.into_bits() << 1);
+        }
+        if is_left(&self.silences) {
+            return None;
+        }
+        let mut identify = [0; 131];
+        identify[..8].copy_from_slice(&1000_u64.to_le_bytes());
+        identify[130] = block;
+        data(u64::from_le_bytes(sqe[24..32].try_into().unwrap()), &identify);
+        Some(0)
+    }
 }
 
 impl Nods {
-    /// Completes the admin commands before `tail`. They are fewer than the queue has entries.
+    /// Completes the admin commands before `tail`. They are fewer than the queue has entries, and after one without an answer comes a reset.
     fn nod(&mut self, tail: u32) {
         let (memory, start) = self.memory.as_ref().unwrap();
         for at in u64::from(self.done)..u64::from(tail) {
-            let mut cid = [0; 2];
-            memory.read_exact_at(&mut cid, self.queues[0] - start + at * 64 + 2).unwrap();
-            let cqe = u128::from(u16::from_le_bytes(cid)) << 96 | u128::from(at + 1) << 64 | 1 << 112;
+            let mut sqe = [0; 64];
+            memory.read_exact_at(&mut sqe, self.queues[0] - start + at * 64).unwrap();
+            let write = |at: u64, data: &[u8]| memory.write_all_at(data, at - start).unwrap();
+            let Some(status) = self.said.answer(&sqe, write).map(|status| status | 1) else { continue };
+            let cid = u16::from_le_bytes([sqe[2], sqe[3]]);
+            let cqe = u128::from(cid) << 96 | u128::from(at + 1) << 64 | u128::from(status) << 112;
             memory.write_all_at(&cqe.to_le_bytes(), self.queues[1] - start + at * 16).unwrap();
         }
         self.done = tail;
@@ -141,7 +187,12 @@ impl Transport for Nods {
     }
     fn region_write(&mut self, _: u32, at: u64, data: &[u8]) -> Result<(), TransportError> {
         match at {
-            offset::CC => self.cc = u32::from(data[0]),
+            offset::CC => {
+                self.cc = u32::from(data[0]);
+                if self.cc & 1 == 0 {
+                    self.done = 0;
+                }
+            }
             offset::ASQ => self.queues[0] = u64::from_le_bytes(data.try_into().unwrap()),
             offset::ACQ => self.queues[1] = u64::from_le_bytes(data.try_into().unwrap()),
             _ => {}
@@ -174,6 +225,7 @@ impl Transport for Nods {
         Ok(())
     }
     fn reset(&mut self) -> Result<(), TransportError> {
+        (self.cc, self.done) = (0, 0);
         Ok(())
     }
     fn check(&mut self) -> Result<(), TransportError> {
@@ -495,4 +547,75 @@ fn a_disk_is_watched_while_memory_is_mapped_for_it() {
     drop(ends);
     drop(memory);
     assert_eq!(disk.moved(), (0, 0));
+}
+
+/// A disk whose namespace has blocks of 512 bytes and a volume, and what its controller says from now on.
+fn with_namespace(patience: Patience) -> (Arc<Disk>, Namespace, Arc<Said>) {
+    let said = Arc::<Said>::default();
+    let controller = Nods { said: Arc::clone(&said), ..Nods::default() };
+    let disk = Disk::bring_up(address(), controller, None, patience).unwrap();
+    said.block.store(9, Ordering::Relaxed);
+    let namespace = disk.with(|controller| controller.namespace(NamespaceId(1))).unwrap().unwrap();
+    assert!(disk.claim(&namespace));
+    said.had.lock().unwrap().clear();
+    (disk, namespace, said)
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let patience = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < patience, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn after_a_reset_no_queue_is_made_before_it_is_known_what_the_namespace_is() {
+    let (disk, namespace, said) = with_namespace(Patience::default());
+    said.refusals.store(1, Ordering::Relaxed);
+    said.block.store(12, Ordering::Relaxed);
+    disk.ask_for_reset();
+    wait_until("it is never known that the namespace was formatted", || namespace.size().0 == 0);
+    wait_until("the queue is never made", || said.had.lock().unwrap().contains(&true));
+    assert_eq!(said.had.lock().unwrap()[..3], [false, false, true]);
+    assert!(!disk.is_gone());
+}
+
+#[test]
+fn a_namespace_of_which_the_controller_says_nothing_is_asked_for_until_it_does() {
+    let (disk, namespace, said) = with_namespace(Patience::default());
+    // Once in each try of the reset, and at the next look.
+    said.refusals.store(4, Ordering::Relaxed);
+    disk.ask_for_reset();
+    let is_known = || said.refusals.load(Ordering::Relaxed) == 0 && namespace.size().0 == 1000;
+    wait_until("it is not asked for any more", is_known);
+    assert_eq!((said.had.lock().unwrap()[..4].to_vec(), disk.resets()), (vec![false, false, false, true], 1));
+    assert!(!disk.is_gone());
+}
+
+/// How a disk is made that is soon tired of waiting for an admin command: this controller answers at once, or never.
+fn impatient() -> Patience {
+    Patience { answer: Duration::from_millis(20), ..Patience::default() }
+}
+
+#[test]
+fn a_controller_that_does_not_answer_is_reset_and_not_asked_again() {
+    let (disk, _namespace, said) = with_namespace(impatient());
+    // The question is refused, and then not answered at the next look.
+    said.silences.store(1, Ordering::Relaxed);
+    said.refusals.store(1, Ordering::Relaxed);
+    disk.measure();
+    wait_until("it is not reset", || said.had.lock().unwrap().contains(&true));
+    assert_eq!((said.had.lock().unwrap()[..4].to_vec(), disk.resets()), (vec![false, false, false, true], 1));
+    assert!(!disk.is_gone());
+}
+
+#[test]
+fn a_controller_that_does_not_answer_after_three_resets_is_given_up() {
+    let (disk, _namespace, said) = with_namespace(impatient());
+    said.silences.store(usize::MAX, Ordering::Relaxed);
+    disk.ask_for_reset();
+    wait_until("it is not given up", || disk.is_gone());
+    // Once in each try.
+    assert_eq!((said.had.lock().unwrap().clone(), disk.resets()), (vec![false; 3], 1));
 }

@@ -101,7 +101,7 @@ fn errno_of(error: &MapError) -> Errno {
         }
         MapError::Overlap { .. } => Errno::EXIST,
         MapError::Missing { .. } => Errno::NOENT,
-        MapError::TooMany(_) => Errno::NOSPC,
+        MapError::TooMany(_) | MapError::TooLarge { .. } | MapError::Full { .. } => Errno::NOSPC,
         MapError::Kernel { source, .. } => Errno::from_io_error(source).unwrap_or(Errno::NOMEM),
     }
 }
@@ -191,6 +191,10 @@ impl Device for Function<'_> {
             _ => return Err(Errno::INVAL),
         }
         Ok(())
+    }
+
+    fn max_dma_maps(&self) -> u32 {
+        u32::try_from(self.controller.memory.room()).unwrap_or(u32::MAX)
     }
 
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno> {

@@ -24,8 +24,8 @@ use millrace_nvme_spec::{
     registers::offset,
     status::Status,
 };
-use millrace_vfio_user::{Client, DmaMap, DmaUnmap, Mapping, RegionFlags, pci};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use millrace_vfio_user::{Client, DmaMap, DmaUnmap, Errno, Mapping, RegionFlags, pci};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
@@ -618,6 +618,38 @@ fn regions_are_unmapped_as_a_whole_and_several_at_once() {
     assert_eq!(error.refused(), Some(Errno::INVAL));
     guest.client.dma_unmap(DmaUnmap::All).expect("everything");
     assert_eq!(daemon.status(key).memory_regions, 0);
+}
+
+/// A memory file may be as long as it likes: its addresses here are others', too.
+#[test]
+fn a_program_maps_less_than_a_guest_and_no_client_all_there_is() {
+    let daemon = Daemon::start();
+    daemon.add(config("disk", DoorbellMode::Shared));
+    let session = daemon.add(Config { session: true, ..config("session", DoorbellMode::Shared) });
+    for (name, most, regions) in [("disk", 32_u64 << 40, 100_u64), ("session", 2 << 40, 64)] {
+        let mut guest = Guest::connect(&daemon.path(name));
+        let mut map = |address, size, file: &File| {
+            let map = Mapping { address, size, offset: 0, readable: true, writable: true };
+            guest.client.dma_map(&map, Some(file.as_fd())).map_err(|error| error.refused())
+        };
+        let file = File::from(rustix::fs::memfd_create("sparse", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd"));
+        file.set_len(1 << 47).expect("a length");
+        for size in [1 << 46, most] {
+            assert_eq!(map(1 << 47, size, &file), Err(Some(Errno::NOSPC)), "{name}: {size:#x}, beside what it has");
+        }
+        // It has one already.
+        for region in 1..regions {
+            assert_eq!(map(1 << 32 | region << 12, 4096, &file), Ok(()), "{name}: {region}");
+        }
+        let more = if name == "session" { Err(Some(Errno::NOSPC)) } else { Ok(()) };
+        assert_eq!(map(1 << 40, 4096, &file), more, "{name}");
+    }
+    // The next client is a program, too.
+    daemon.until(session, "the client's end", |status| !status.connected && status.memory_regions == 0);
+    let mut next = Guest::connect(&daemon.path("session"));
+    next.map_more();
+    let most = daemon.with(session, |device, _| device.controller.memory.room());
+    assert_eq!(most, 64);
 }
 
 /// A device whose guest has a flush in flight that the volume holds.

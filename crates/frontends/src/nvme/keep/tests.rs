@@ -1,18 +1,79 @@
 //! What the next worker makes of what is left.
 
+use std::{
+    io::{IoSlice, Read},
+    mem::MaybeUninit,
+    os::unix::net::UnixStream,
+};
+
 use millrace_block::BlockSize;
+use millrace_memory::{Access, AccessError, PAGE_SIZE};
 use millrace_nvme_spec::{
     features::FeatureId,
     opcode::AdminOpcode,
     reservation::{AcquireAction, AcquireData, RegisterAction, RegisterData, ReservationType},
 };
+use rustix::{
+    fs::{MemfdFlags, memfd_create},
+    net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair,
+    },
+};
+use zerocopy::IntoBytes;
 
 use super::*;
 use crate::nvme::{
     Namespace,
+    cut::at_every_store,
     fixture::{FakeGuest, MEMORY_BASE, MEMORY_SIZE, sqe, test_config},
+    registers::Phase,
     reservation::{HostKey, Rights},
 };
+
+// Of what keeper and worker say to each other: what is looked at here.
+const DROP: u32 = 1;
+const DROP_ONE: u32 = 2;
+const HELD: u32 = 5;
+const BEGIN: u32 = 6;
+
+const OWNER: [u8; 16] = [7; 16];
+
+/// The keeper's end of a worker's link.
+struct FakeKeeper(UnixStream);
+
+impl FakeKeeper {
+    /// The link of a worker that takes over from one that left this.
+    fn holding(held: &[(Key, BorrowedFd<'_>)]) -> (Arc<Link>, Self) {
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let (ours, theirs) = pair.expect("a socket");
+        let keeper = Self(UnixStream::from(theirs));
+        for (key, fd) in held {
+            keeper.say(HELD, *key, &[*fd]);
+        }
+        keeper.say(BEGIN, Key::of_daemon(Kind(0)), &[]);
+        let link = Link::begin(ours, &[]).expect("a link");
+        keeper.0.set_nonblocking(true).expect("a socket");
+        (Arc::new(link), keeper)
+    }
+
+    fn say(&self, what: u32, key: Key, fds: &[BorrowedFd<'_>]) {
+        let message = [[what, key.kind.0, key.slot, 1].as_bytes(), &key.owner, &[0; 32]].concat();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
+        sendmsg(&self.0, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL).expect("sent");
+    }
+
+    /// What it was told since the last call, and of which slots.
+    fn take_told(&mut self) -> Vec<(u32, u32)> {
+        let (mut told, mut message) = (Vec::new(), [0; 64]);
+        while self.0.read(&mut message).is_ok_and(|read| read > 0) {
+            let word = |at: usize| u32::from_le_bytes(message[at..at + 4].try_into().expect("four bytes"));
+            told.push((word(0), word(8)));
+        }
+        told
+    }
+}
 
 /// A worker was killed while a device was polled; the next one ended by another one's fault before it came to that device.
 #[test]
@@ -60,6 +121,60 @@ fn a_restored_state_goes_on_when_its_memory_is_there_already() {
     guest.controller.memory.map(GuestAddress(MEMORY_BASE), MEMORY_SIZE, all, backing).expect("mapped");
     guest.controller.resume_kept(true);
     assert!(!guest.controller.awaits_guest());
+}
+
+/// Its machine leaves before the state that an operator restored goes on, and the worker ends meanwhile. The next one would take a state
+/// without a client for one whose machine is still to come.
+#[test]
+fn a_restored_state_goes_before_its_client() {
+    let config = || Config { migration: true, ..test_config() };
+    let mut source = FakeGuest::new(config());
+    source.enable();
+    let state = source.controller.save();
+    let mut guest = FakeGuest::new(config());
+    guest.controller.memory.unmap_all();
+    guest.controller.hold_saved(&state).expect("it fits");
+    let (link, mut keeper) = FakeKeeper::holding(&[]);
+    let kept = Kept::new(link, OWNER);
+    let client = Client::begin(&kept, guest.memory.as_fd()).expect("a client");
+    guest.controller.kept = Some(kept);
+    guest.controller.remember(&client);
+    keeper.take_told();
+    let drops = Rc::new(std::cell::Cell::new(0));
+    let counted = Rc::clone(&drops);
+    at_every_store(Some(Box::new(move || {
+        let found = keeper.take_told().iter().filter(|(what, _)| *what == DROP).count();
+        counted.set(counted.get() + found);
+    })));
+    guest.controller.forget_client();
+    assert_eq!(drops.get(), 0, "before every store the client is there");
+    guest.controller.state.survival.busy.set(0);
+    assert_eq!(drops.get(), 1, "and after them it is not");
+    at_every_store(None);
+    assert!(!guest.controller.awaits_guest());
+    guest.controller.resume_kept(false);
+    assert_eq!(guest.controller.phase, Phase::Disabled, "whoever goes on from here begins at power-on");
+}
+
+/// A worker ended after a region of the client's had gone, and before it let go of its file: the next one in that place has none.
+#[test]
+fn a_file_of_a_region_that_has_gone_is_no_other_regions() {
+    let file = memfd_create("left", MemfdFlags::CLOEXEC).expect("a memfd");
+    rustix::fs::ftruncate(&file, PAGE_SIZE).expect("room");
+    let key = |slot| Key { owner: OWNER, kind: Kind::MEMORY, slot };
+    let (link, mut keeper) = FakeKeeper::holding(&[0, 1, 9].map(|slot| (key(slot), file.as_fd())));
+    let state = Shared::new("millrace-client").expect("a state");
+    let client = Client { kept: Kept::new(link, OWNER), state, replies: std::cell::Cell::new(0) };
+    let all = Protection { read: true, write: true };
+    client.add_region(MEMORY_BASE, PAGE_SIZE, all, None);
+    client.add_region(MEMORY_BASE + PAGE_SIZE, PAGE_SIZE, all, Some((&file, 0)));
+    keeper.take_told();
+    let mut memory = GuestMemory::new();
+    client.map_regions(&mut memory, None).expect("mapped");
+    let reach = |address| memory.translate(GuestAddress(address), 8, Access::Write);
+    assert!(matches!(reach(MEMORY_BASE), Err(AccessError::NoDescriptor(_))));
+    assert!(reach(MEMORY_BASE + PAGE_SIZE).is_ok());
+    assert_eq!(keeper.take_told(), [(DROP_ONE, 0), (DROP_ONE, 9)], "nobody has them any more");
 }
 
 #[test]

@@ -194,6 +194,16 @@ impl Controller {
             && self.state.cq.iter().all(|cq| reach(cq.base.get(), u64::from(cq.entries.get()) * 16, Access::Write))
     }
 
+    /// The client is gone before the device went on with the state that an operator restored: that state goes as well. To be called while the
+    /// client is on record: without one, a worker that takes over would take it for a device that still waits for its guest.
+    pub(crate) fn give_up_saved(&mut self) {
+        if self.awaits_guest() {
+            self.state.survival.resetting.set(Reset::PowerOn as u32 + 1);
+            state::commit();
+            self.leave_migration();
+        }
+    }
+
     /// It is reset, or its client is gone: it runs.
     pub(crate) fn leave_migration(&mut self) {
         self.transfer = Transfer::default();

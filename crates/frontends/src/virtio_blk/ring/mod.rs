@@ -241,6 +241,14 @@ impl Ring {
         }
     }
 
+    /// Marks all that is ours to write, whoever wrote it.
+    pub(crate) fn mark(&self, log: &DirtyLog) {
+        match self {
+            Self::Split(ring) => ring.mark(log),
+            Self::Packed(ring) => ring.mark(log),
+        }
+    }
+
     /// Where to go on after a stop: what `GET_VRING_BASE` answers.
     pub(crate) fn base(&self) -> u32 {
         match self {

@@ -486,6 +486,13 @@ impl PackedRing {
         }
     }
 
+    pub(super) fn mark(&self, log: &DirtyLog) {
+        if self.logged {
+            log.mark(self.ring.guest.0, (usize::from(self.size) * SIZE) as u64);
+        }
+        self.log_device(Some(log));
+    }
+
     #[inline]
     pub(super) fn wants_call(&mut self) -> bool {
         if self.since == 0 {

@@ -318,6 +318,10 @@ impl SplitRing {
         }
     }
 
+    pub(super) fn mark(&self, log: &DirtyLog) {
+        self.log(Some(log), 0, ENTRIES + usize::from(self.size) * USED_ENTRY + 2);
+    }
+
     #[inline]
     pub(super) fn wants_call(&mut self) -> bool {
         let (new, old) = (self.used_index, self.signalled);

@@ -180,6 +180,31 @@ fn a_log_that_comes_after_its_feature_begins_when_nothing_is_in_flight() {
     assert!(take(&log).contains(&(data / 4096)));
 }
 
+/// A worker may die between a change of a ring and its mark, and in that queue nothing may come any more.
+#[test]
+fn a_ring_that_ran_before_is_in_the_log() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        begin(&mut driver);
+        driver.request(kind::OUT, 0, &[5; 512], 0);
+        driver.restart_daemon();
+        driver.connect();
+        // As QEMU connects again: it tells of its log when its rings have begun.
+        let base = driver.queues[0].base;
+        let addr = VringAddr { flags: VringAddr::LOG, log: base + USED, ..driver.queues[0].addr() };
+        assert_eq!(driver.tell(code::SET_VRING_ADDR, addr.as_bytes(), &[]), Some(true));
+        let packed = if setup.packed { ring_feature::PACKED } else { 0 };
+        let features = setup.features | feature::LOG_ALL | packed;
+        assert_eq!(driver.tell(code::SET_FEATURES, features.as_bytes(), &[]), Some(true));
+        let (log, file) = PeerBytes::create("log", 4096).expect("a log");
+        driver.send(code::SET_LOG_BASE, 0, LogBase { size: 4096, offset: 0 }.as_bytes(), &[file.as_fd()]);
+        driver.answer().expect("it is answered always");
+        let (ring, used) = (base / 4096, (base + USED) / 4096);
+        assert_eq!(take(&log), if setup.packed { vec![ring, used] } else { vec![used] });
+    }
+}
+
 /// A log that is too small for the guest's memory: what lies beyond is nobody's.
 #[test]
 fn a_small_log_is_not_written_beyond() {

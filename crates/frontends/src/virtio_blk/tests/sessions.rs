@@ -16,6 +16,7 @@ use millrace_block::{
     Asker, BlockCount, BlockError, BlockSize, Geometry, IoOperation, Operation, Request, Step, TaskContext, Usage, Volume,
     VolumeError,
 };
+use millrace_engine::{Device, Readiness};
 use rustix::fs::ftruncate;
 use zerocopy::IntoBytes;
 
@@ -98,7 +99,7 @@ fn a_disk_without_a_volume_keeps_its_block_size() {
     }
 }
 
-/// A daemon that comes again to a disk without a volume and knows nothing of it keeps nothing from its guest.
+/// A daemon that comes again to a disk without a volume and knows nothing of it has the guest's record alone.
 #[test]
 fn a_guest_gets_its_volume_back_after_a_restart_without_it() {
     let mut driver = FakeDriver::over(Setup::default(), Watched::over(blank(BlockSize::B4096)));
@@ -110,10 +111,32 @@ fn a_guest_gets_its_volume_back_after_a_restart_without_it() {
     assert_eq!(driver.request(kind::IN, 8, &[], 4096).0, 0);
     // A guest that started on the empty disk was told.
     driver.restart_daemon_with(None, None);
+    driver.queues[0].forget();
+    driver.wipe_queues();
+    driver.inflight = None;
     driver.connect();
     assert_eq!(space(&mut driver)[20..24], 512_u32.to_le_bytes());
     assert!(matches!(attach(&mut driver, blank(BlockSize::B4096)), Err(DeviceError::OtherKind { .. })));
     attach(&mut driver, blank(BlockSize::B512)).expect("what it was told");
+}
+
+/// What a guest was told of a disk that never had a volume: the next daemon is not told, nor asked, again.
+#[test]
+fn a_disk_that_never_had_a_volume_keeps_its_block_size() {
+    for told_late in [false, true] {
+        let mut driver = FakeDriver::new(Setup::default());
+        driver.restart_daemon_with(None, None);
+        driver.knows_config = told_late;
+        driver.connect();
+        if told_late {
+            assert_eq!(space(&mut driver)[20..24], 512_u32.to_le_bytes());
+        }
+        driver.restart_daemon_with(None, None);
+        driver.connect();
+        assert!(matches!(attach(&mut driver, blank(BlockSize::B4096)), Err(DeviceError::OtherKind { .. })));
+        attach(&mut driver, blank(BlockSize::B512)).expect("what it was told");
+        assert_eq!(driver.request(kind::IN, 8, &[], 4096).0, 0);
+    }
 }
 
 /// A disk that shows a volume, and what a guest chose of what it offers.
@@ -712,6 +735,36 @@ fn what_a_front_end_left_held_back_waits_on_record() {
     }
 }
 
+/// A front end is killed while a message of its waits for what is held back: nobody reads its socket then.
+#[test]
+fn a_front_end_that_is_gone_while_its_message_waits_makes_room() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let (mut driver, shut, writes) = held_back(setup);
+        driver.send(code::GET_VRING_BASE, 0, state(0, 0).as_bytes(), &[]);
+        for _ in 0..100 {
+            driver.shard.turn();
+        }
+        assert!(!driver.is_answered());
+        assert_eq!(shut.calls.load(Ordering::SeqCst), 0, "it is there");
+        let readiness = driver.device(Device::arm);
+        assert!(matches!(readiness, Readiness::Until(_)), "its shard must not sleep over it: {readiness:?}");
+        driver.device(|device, _| Device::disarm(device));
+        driver.stream = None;
+        driver.until("room for the next", |driver| {
+            driver.device(|device, cx| device.is_idle(cx) && !device.status().connected)
+        });
+        assert!(!shut.is_open.load(Ordering::SeqCst));
+        shut.is_open.store(true, Ordering::SeqCst);
+        driver.connect();
+        for (name, status) in writes {
+            assert_eq!(driver.wait_used(0), (name, 1));
+            assert_eq!(driver.read(status, 1), [0]);
+        }
+        driver.settle();
+        assert_eq!(driver.next_used(0), None, "nothing ends twice");
+    }
+}
+
 /// Where what was called off takes its time, it is called off again, for more may have come to wait; but not in every turn.
 #[test]
 fn what_a_front_end_left_is_called_off_now_and_then() {
@@ -728,6 +781,22 @@ fn what_a_front_end_left_is_called_off_now_and_then() {
     driver.until("it is called off again", |_| shut.calls.load(Ordering::SeqCst) > calls);
     shut.is_open.store(true, Ordering::SeqCst);
     driver.until("idle", |driver| driver.device(|device, cx| device.is_idle(cx)));
+}
+
+/// A request of many pieces may wait with a later one.
+#[test]
+fn what_a_deleted_disk_had_taken_is_called_off_now_and_then() {
+    let (mut driver, shut, _) = held_back(Setup::default());
+    shut.is_deaf.store(true, Ordering::SeqCst);
+    driver.device(crate::virtio_blk::VirtioBlkDevice::close);
+    let calls = shut.calls.load(Ordering::SeqCst);
+    let readiness = driver.device(Device::arm);
+    assert!(matches!(readiness, Readiness::Until(_)), "its shard must not sleep over it: {readiness:?}");
+    driver.device(|device, _| Device::disarm(device));
+    driver.until("it is called off again", |_| shut.calls.load(Ordering::SeqCst) > calls);
+    shut.is_deaf.store(false, Ordering::SeqCst);
+    driver.until("idle", |driver| driver.device(|device, cx| device.is_idle(cx)));
+    assert!(!shut.is_open.load(Ordering::SeqCst), "nothing was let through");
 }
 
 /// Nobody would do it again.
