@@ -4,14 +4,18 @@
 //! is the matter of all who had written before: a service asks how many have [failed](Flushes::failed) before it writes, and the guest is told
 //! at its next flush.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use millrace_block::{BlockError, Request, Step, TaskContext, Volume};
 
 use crate::{
-    legs,
+    legs::{self, Leg},
     locks::{OwnLines, Turn, until_at_last},
     losses::Losses,
+    service::ServiceError,
 };
 
 /// The longest nap of who waits for another's flush, in looks of [`until_at_last`]: a millisecond.
@@ -66,6 +70,20 @@ impl Flushes {
     /// The leg has refused a flush that was not asked for by way of this: the guest is told at its next one.
     pub(crate) fn note_refused(&self) {
         self.losses.0.add();
+    }
+
+    /// Makes bytes of the leg read as zeroes, durably, on the calling thread. What a guest writes meanwhile waits in the leg as well, so that
+    /// the flush at the end is one of the service's own.
+    pub(crate) fn erase(&self, leg: &Leg, offset: u64, len: u64) -> Result<(), ServiceError> {
+        let on = Arc::clone(leg);
+        let erased = legs::block_on(move |cx| {
+            Box::pin(async move {
+                legs::clear_all(cx, &*on, offset, len).await?;
+                Ok::<_, BlockError>(legs::flush(cx, &*on).await)
+            })
+        })?;
+        let erased = erased.and_then(|flushed| flushed.inspect_err(|_| self.note_refused()));
+        erased.map_err(|source| ServiceError::Leg { what: "erase", leg: leg.name().to_owned(), source })
     }
 
     /// A guest's flush, which is its leg's.

@@ -187,13 +187,24 @@ pub async fn flush(cx: TaskContext<'_>, leg: &(impl Volume + ?Sized)) -> Result<
 
 /// Makes bytes of a leg read as zeroes, durably; both numbers are multiples of the block size.
 pub async fn erase(cx: TaskContext<'_>, leg: &(impl Volume + ?Sized), offset: u64, len: u64) -> Result<(), BlockError> {
+    clear_all(cx, leg, offset, len).await?;
+    flush(cx, leg).await
+}
+
+/// [`erase`], not yet durably.
+pub(crate) async fn clear_all(
+    cx: TaskContext<'_>,
+    leg: &(impl Volume + ?Sized),
+    offset: u64,
+    len: u64,
+) -> Result<(), BlockError> {
     let mut done = 0;
     while done < len {
         let piece = (len - done).min(ERASED_AT_ONCE);
         clear(cx, leg, offset + done, piece).await?;
         done += piece;
     }
-    flush(cx, leg).await
+    Ok(())
 }
 
 /// Makes bytes of a leg read as zeroes, with one request.

@@ -49,6 +49,17 @@ impl Cache {
         })
     }
 
+    /// What is dirty after everything was written back became so meanwhile.
+    pub(super) fn all_is_written_back(&self) -> Result<(), ServiceError> {
+        match self.dirty_lines() {
+            0 => Ok(()),
+            dirty => Err(ServiceError::NotNow(format!(
+                "{dirty} lines are only on the fast leg ({}): they became dirty again while all were written back; try again when less is written",
+                self.fast.name()
+            ))),
+        }
+    }
+
     fn start_flush(&self) -> Result<String, ServiceError> {
         if self.core.get().is_none() {
             return Err(ServiceError::NotNow("the cache is not in force".to_owned()));
@@ -70,6 +81,26 @@ impl Cache {
         }
         self.distrust()?;
         self.broken.store(false, Ordering::Relaxed);
+        // The table there may call blocks dirty that were written to the slow leg meanwhile, and nothing else stores it before a flush. Only now:
+        // who still took the leg for broken was acknowledged without.
+        let stored = self.wait_for(|me, cx| Box::pin(async move { me.commit(cx).await }));
+        if let Ok(Err(error)) = &stored
+            && self.is_in_force()
+            && !self.is_broken()
+        {
+            // The fast leg is well. Without it all that is written would go to a leg that makes nothing durable, and what was written back to
+            // that one is dirty again: only the fast leg may have it.
+            return Ok(format!(
+                "the fast leg is used again, but the slow leg ({}) refuses its flush ({error}), and before that the table on the fast leg cannot \
+                 be put right: until a flush succeeds, the guest's or this cache's command \"flush\", blocks may be old after the daemon's death",
+                self.slow.name()
+            ));
+        }
+        let stored = stored.and_then(|stored| stored.map_err(|source| self.leg_error("store the table on", source)));
+        if let Err(error) = stored {
+            self.broken.store(true, Ordering::Relaxed);
+            return Err(error);
+        }
         *self.trouble.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
         Ok("the fast leg is used again".to_owned())
     }
@@ -157,11 +188,14 @@ impl Service for Cache {
         if !self.may_be_dirty.load(Ordering::Relaxed) {
             return Ok(());
         }
+        self.draining.store(true, Ordering::Relaxed);
         let drained = self.drain_now();
+        self.draining.store(false, Ordering::Relaxed);
         if drained.is_err() {
             self.leaving.store(false, Ordering::Relaxed);
         }
-        drained
+        // Writes go through still: who asks once more finds less to do.
+        drained.and_then(|()| self.all_is_written_back())
     }
 
     fn hurry(&self, on: bool) {

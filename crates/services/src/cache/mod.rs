@@ -267,6 +267,8 @@ pub(crate) struct Cache {
     void: AtomicBool,
     /// It is about to be taken out: writes go through.
     leaving: AtomicBool,
+    /// For that everything is being written back, which takes as long as it takes.
+    draining: AtomicBool,
     flushing: Flushing,
     /// The superblock as it was stored last, and its generation.
     superblock: Mutex<Option<(Superblock, u64)>>,
@@ -346,6 +348,7 @@ impl Cache {
                 broken: AtomicBool::new(false),
                 void: AtomicBool::new(false),
                 leaving: AtomicBool::new(false),
+                draining: AtomicBool::new(false),
                 flushing: Flushing::default(),
                 superblock: Mutex::new(None),
                 trouble: Mutex::new(None),

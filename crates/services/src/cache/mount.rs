@@ -235,7 +235,7 @@ impl Cache {
         }
     }
 
-    fn leg_error(&self, what: &'static str, source: BlockError) -> ServiceError {
+    pub(super) fn leg_error(&self, what: &'static str, source: BlockError) -> ServiceError {
         ServiceError::Leg { what, leg: self.fast.name().to_owned(), source }
     }
 

@@ -23,8 +23,8 @@ const SORTED: usize = 32;
 const LOOKS: u32 = 4096;
 /// Passes over everything in which all that is dirty must become clean, while writes go through.
 const PASSES: usize = 5;
-/// Periods that a change may take between the call to leave and its end.
-const LEAVE_PERIODS: u32 = 100;
+/// Periods that a change may take between the end of the call to leave and its own.
+pub(super) const LEAVE_PERIODS: u32 = 100;
 
 /// A buffer of the deepest pool, which nothing below takes.
 async fn deepest_buffer(cx: TaskContext<'_>) -> BounceBuffer {
@@ -77,13 +77,20 @@ impl Cache {
                 Ok(())
             };
             told &= self.is_void();
-            // A change that was called off in between does not say so.
-            leaving = if self.leaving.load(Ordering::Relaxed) { leaving + 1 } else { 0 };
-            if leaving > LEAVE_PERIODS {
-                self.leaving.store(false, Ordering::Relaxed);
-            }
+            leaving = self.look_at_leaving(leaving);
             stop.sleep(cx, if result.is_ok() { PERIOD } else { TRY_AGAIN }).await;
         }
+    }
+
+    /// Lets writes go to the fast leg again when a change was called off after the call to leave, for nobody says so. `looks`: how often in a
+    /// row it was found waiting for the change's end; how often it is then.
+    pub(super) fn look_at_leaving(&self, looks: u32) -> u32 {
+        let waits = self.leaving.load(Ordering::Relaxed) && !self.draining.load(Ordering::Relaxed);
+        let looks = if waits { looks + 1 } else { 0 };
+        if looks > LEAVE_PERIODS {
+            self.leaving.store(false, Ordering::Relaxed);
+        }
+        looks
     }
 
     /// Looks at the next lines, and writes back those that were not written lately.
@@ -173,7 +180,7 @@ impl Cache {
     }
 
     /// Writes the next of all lines back, and now and then lets the shard do something else: legs in memory make nobody wait.
-    async fn clean_line(&self, cx: TaskContext<'_>, core: &Core, slot: u32) -> Result<u64, BlockError> {
+    pub(super) async fn clean_line(&self, cx: TaskContext<'_>, core: &Core, slot: u32) -> Result<u64, BlockError> {
         let bytes = self.write_line_back(cx, core, slot, true).await?;
         if bytes > 0 || slot.is_multiple_of(LOOKS) {
             yield_now().await;

@@ -380,10 +380,7 @@ impl Crypt {
     /// Makes blocks read as zeroes, from one on to another one.
     fn erase_blocks(&self, from: BlockCount, end: BlockCount) -> Result<(), ServiceError> {
         let shift = self.geometry().block_size.shift();
-        let (leg, start, len) = (Arc::clone(&self.leg), OFFSET + (from.0 << shift), (end.0 - from.0) << shift);
-        let result = legs::block_on(move |cx| Box::pin(async move { legs::erase(cx, &*leg, start, len).await }))?;
-        let leg = self.leg.name().to_owned();
-        result.map_err(|source| ServiceError::Leg { what: "erase", leg, source })
+        self.flushes.erase(&self.leg, OFFSET + (from.0 << shift), (end.0 - from.0) << shift)
     }
 
     /// Begins a re-keying.
@@ -398,7 +395,8 @@ impl Crypt {
         let current = current.ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
         let (header, key) = header.begin_rekeying(&self.kek).map_err(|error| cipher_error(&error))?;
         let next = Some(Next::at(make(key)?, 0, 0));
-        self.store_header(&header)?;
+        // A store ends in a flush, which may be what was refused.
+        self.store_header(&header).inspect_err(|_| self.flushes.note_refused())?;
         self.note_header(header);
         self.put(Some(Keys { current, next, unit: self.unit() }))?;
         tracing::info!(volume = self.name, "re-keying has begun");

@@ -162,12 +162,13 @@ impl Difference {
     }
 
     /// Unmounts what goes and mounts what comes, or leaves everything as it was.
-    fn carry_out(&self, new: &Graph) -> Result<(), GraphError> {
-        let moved = self.moved();
+    fn carry_out(&self, old: &Graph, new: &Graph, reformat: bool) -> Result<(), GraphError> {
+        let (moved, used) = (self.moved(), self.used_legs());
         for node in &self.gone {
             node.unmount();
         }
-        if let Some(error) = failed_at_the_end(&moved, new) {
+        let lost = || if reformat { None } else { lost_at_the_end(&used, old, new) };
+        if let Some(error) = failed_at_the_end(&moved, new).or_else(lost) {
             self.bring_back();
             return Err(error);
         }
@@ -187,6 +188,12 @@ impl Difference {
     /// Migrations that are over.
     fn moved(&self) -> Vec<Arc<Built>> {
         self.gone.iter().filter(|node| has_moved(node)).map(Arc::clone).collect()
+    }
+
+    /// Legs of what goes that are in use.
+    fn used_legs(&self) -> Vec<(&Built, usize)> {
+        let all = self.gone.iter().flat_map(|node| (0..node.legs.len()).map(move |leg| (&**node, leg)));
+        all.filter(|(node, leg)| node.uses(*leg)).collect()
     }
 
     /// Mounts again what was about to go.
@@ -328,7 +335,7 @@ fn exchange(
             })?;
         }
         difference = Difference::between(old, new, reformat);
-        difference.carry_out(new)?;
+        difference.carry_out(old, new, reformat)?;
         let stored = store().map_err(|error| {
             difference.undo();
             GraphError::Service { node: "the change".to_owned(), source: ServiceError::NotNow(error) }
@@ -382,6 +389,28 @@ fn failed_at_the_end(moved: &[Arc<Built>], new: &Graph) -> Option<GraphError> {
     let node = moved.iter().find(|node| !has_moved(node) && stays(&node.legs[1]))?;
     let source = ServiceError::NotNow("the new leg failed when the last was written".to_owned());
     Some(GraphError::Service { node: node.name.clone(), source })
+}
+
+/// What goes flushes and writes its last to its legs, and whoever is above it does so through it. Where a leg that stays failed then, those that
+/// go may be the only ones that have everything. `used` are the legs that were in use before.
+fn lost_at_the_end(used: &[(&Built, usize)], old: &Graph, new: &Graph) -> Option<GraphError> {
+    if check_data(old, new, &|_| false).is_ok() {
+        return None;
+    }
+    let failed = used.iter().find(|(node, leg)| !node.uses(*leg));
+    let (node, why) = match failed {
+        Some((node, leg)) => (
+            node.legs[*leg].name.clone(),
+            "it failed when the last was written, and only what is to go has all data now: the volume goes on as it was. Replace this one, or bring \
+             it in order first",
+        ),
+        None => (
+            "the change".to_owned(),
+            "a leg failed when the last was written, and only what is to go has all data now: the volume goes on as it was. \"millrace volume show\" \
+             says how its legs are",
+        ),
+    };
+    Some(GraphError::Service { node, source: ServiceError::NotNow(why.to_owned()) })
 }
 
 fn is_service(previous: Option<&Arc<dyn Service>>, node: &Built) -> bool {

@@ -12,6 +12,7 @@ mod change;
 #[cfg(test)]
 mod tests;
 mod view;
+mod watch;
 
 use std::{
     collections::VecDeque,
@@ -33,6 +34,7 @@ use crate::{
 
 pub use change::{ChangeFailed, Terms, change, hurry};
 pub use view::{compatible, follows_blocks};
+pub use watch::Watch;
 
 /// How often a volume is looked at that is to become empty.
 const DRAIN_LOOK: Duration = Duration::from_millis(1);
@@ -247,9 +249,7 @@ impl Graph {
 
     /// The legs that a service goes without now, as written in the stack. What they hold may be old, and they may not know it.
     pub fn out_of_use(&self) -> Vec<String> {
-        let nodes = self.nodes();
-        let unused = nodes.iter().flat_map(|node| node.legs.iter().enumerate().filter(|(at, _)| !node.uses(*at)));
-        unused.map(|(_, leg)| leg.node.to_string()).collect()
+        self.watch().out_of_use()
     }
 
     /// Its leaves, but for those of legs that are out of use.
@@ -360,7 +360,7 @@ impl Graph {
 
     /// Whether a service knows of a loss that the guest is yet to be told of: it goes with the graph.
     pub fn has_untold(&self) -> bool {
-        self.nodes().iter().any(|node| node.has_untold())
+        self.watch().has_untold()
     }
 
     /// Takes the graph out of force; no request may be in flight. What fails is logged: the volume goes anyway.

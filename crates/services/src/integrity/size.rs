@@ -144,7 +144,7 @@ impl Integrity {
         let from =
             if end.is_multiple_of(BLOCKS) { group_start(end / BLOCKS, block_size) } else { block_start(end, block_size) };
         let len = (leg.0 << block_size.shift()).saturating_sub(from);
-        self.block_on("erase", move |volume, cx| Box::pin(async move { legs::erase(cx, &*volume.leg, from, len).await }))
+        self.flushes.erase(&self.leg, from, len)
     }
 
     /// Before the volume grows: blocks beyond its end, which it may have had before it was made shorter, are zeroes. Groups beyond

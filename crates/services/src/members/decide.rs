@@ -450,6 +450,8 @@ impl Members {
         let formatting = table.formatting;
         let generation = generations.into_iter().flatten().max().unwrap_or(0);
         *self.on_legs() = Some(OnLegs::new(table, last, behind, generation, page_generation.max(others)));
+        // What was refused before is on the legs, or was lost and counted.
+        self.refused.forget(u8::MAX);
         self.store_all(mount.reason == Reason::Open)?;
         if formatting {
             self.format_again(shape.block_size)?;

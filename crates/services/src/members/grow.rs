@@ -60,13 +60,6 @@ impl Note {
     }
 }
 
-/// Makes bytes of a leg read as zeroes. A volume may have ended within what is a block now.
-async fn erase(cx: TaskContext<'_>, leg: &dyn Volume, bytes: Range<u64>) -> Result<(), BlockError> {
-    let shift = leg.geometry().block_size.shift();
-    let start = bytes.start >> shift << shift;
-    legs::erase(cx, leg, start, bytes.end - start).await
-}
-
 /// A leg and its length before it grew.
 pub(super) type Length = (usize, BlockCount);
 
@@ -132,7 +125,8 @@ impl Members {
         self.ready.load(Ordering::Acquire)
     }
 
-    /// Makes room for so many bytes on each leg, on the calling thread. What is new reads as zeroes. On error nothing has changed.
+    /// Makes room for so many bytes on each leg, on the calling thread. What is new reads as zeroes. On error nothing has changed, but that
+    /// a leg which refused a flush is out of use if it can be.
     pub(crate) fn grow(self: &Arc<Self>, bytes: u64) -> Result<(), VolumeError> {
         let mut lengths = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
         let refused = |why: String| VolumeError::Refused { volume: self.name.clone(), why };
@@ -143,7 +137,16 @@ impl Members {
         ready.map_err(|error| finish(&error))?.map_err(|error| finish(&error))?;
         self.check_growth(bytes)?;
         *lengths = self.lengthen(bytes)?;
-        let announced = self.wait_for(move |me, cx| Box::pin(async move { me.announce(cx, bytes).await }));
+        let announced = self.wait_for(move |me, cx| {
+            Box::pin(async move {
+                let announced = me.announce(cx, bytes).await;
+                if announced.is_err() {
+                    // It may have dropped what the others have, and would be read.
+                    me.drop_refusing(cx).await;
+                }
+                announced
+            })
+        });
         let error = match announced {
             Ok(Ok(())) => {
                 self.show(bytes);
@@ -247,11 +250,11 @@ impl Members {
         for (leg, volume) in self.legs.iter().enumerate() {
             let (area, end) = (self.area(leg), self.rules.area_of(&**volume));
             let result = if area == end {
-                erase(cx, &**volume, before..bytes).await
+                self.erase_on(cx, leg, before..bytes).await
             } else {
                 let after = area + self.rules.area;
                 erased_from = erased_from.max(after.min(bytes));
-                self.prepare(cx, &**volume, [before..area, after..end + self.rules.area], &Note { set, area }).await
+                self.prepare(cx, leg, [before..area, after..end + self.rules.area], &Note { set, area }).await
             };
             result.map_err(|error| (Some(leg), error))?;
         }
@@ -260,22 +263,26 @@ impl Members {
     }
 
     /// Erases what is new on a leg, and then notes at its end where its area is.
-    async fn prepare(
-        &self,
-        cx: TaskContext<'_>,
-        volume: &dyn Volume,
-        new: [Range<u64>; 2],
-        note: &Note,
-    ) -> Result<(), BlockError> {
+    async fn prepare(&self, cx: TaskContext<'_>, leg: usize, new: [Range<u64>; 2], note: &Note) -> Result<(), BlockError> {
         for range in new {
-            erase(cx, volume, range).await?;
+            self.erase_on(cx, leg, range).await?;
         }
-        let Some(region) = self.note_region(self.rules.area_of(volume)) else { return Err(BlockError::Unsupported) };
+        let end = self.rules.area_of(&*self.legs[leg]);
+        let Some(region) = self.note_region(end) else { return Err(BlockError::Unsupported) };
         // Twice: see `find`.
         for generation in 0..2 {
-            region.store_in(cx, volume, generation, &note.encode()).await?;
+            self.store_on(cx, leg, region, generation, &note.encode()).await?;
         }
         Ok(())
+    }
+
+    /// Makes bytes of a leg read as zeroes, durably. A volume may have ended within what is a block now.
+    async fn erase_on(&self, cx: TaskContext<'_>, leg: usize, bytes: Range<u64>) -> Result<(), BlockError> {
+        let volume = &*self.legs[leg];
+        let shift = volume.geometry().block_size.shift();
+        let start = bytes.start >> shift << shift;
+        legs::clear_all(cx, volume, start, bytes.end - start).await?;
+        self.flush_leg(cx, leg).await
     }
 
     /// Stores in the tables what the legs grow to.
@@ -328,7 +335,7 @@ impl Members {
         self.move_areas(cx).await?;
         let (mut failed, erased_from) = (Refusals::default(), self.erased_from.load(Ordering::Relaxed));
         for leg in legs_of(self.masks().writable) {
-            failed.note(leg, erase(cx, &*self.legs[leg], before..erased_from).await);
+            failed.note(leg, self.erase_on(cx, leg, before..erased_from).await);
         }
         self.drop_legs(cx, failed.legs, failed.why()).await?;
         self.change_growth(|table| (table.bytes, table.growing) = (after, None));

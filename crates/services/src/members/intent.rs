@@ -143,14 +143,23 @@ impl Intent {
         }
     }
 
-    /// Regions that are marked, and were not written since the last call, and are not stale. Only for whoever has the turn to
-    /// store.
-    pub(crate) fn idle(&self) -> Page {
-        std::array::from_fn(|at| {
+    /// Regions that are marked, and were not written since the last call, and are not stale; and for [`Self::is_doubted`] the suspicions
+    /// before that. Only for whoever has the turn to store.
+    pub(crate) fn idle(&self) -> (Page, u64) {
+        let suspicions = self.suspicions();
+        let idle = std::array::from_fn(|at| {
             let word = &self.words[at];
             let touched = word.touched.swap(0, Ordering::Relaxed);
             word.durable.load(Ordering::Relaxed) & !touched & !word.stale.load(Ordering::Relaxed)
-        })
+        });
+        (idle, suspicions)
+    }
+
+    /// Whether a suspicion came up since these regions seemed idle, or while they were looked at: that may be counted before, and its bits
+    /// set after the look.
+    pub(crate) fn is_doubted(&self, idle: &Page, suspicions: u64) -> bool {
+        let stale = |(word, bits): (&Word, &u64)| word.stale.load(Ordering::Acquire) & bits != 0;
+        self.suspicions() != suspicions || self.words.iter().zip(idle).any(stale)
     }
 
     /// Regions that are marked, and not stale: for who knows that nothing is in flight.
@@ -315,9 +324,9 @@ mod tests {
         assert!(intent.is_marked(&(3..=70)) && !intent.is_marked(&(70..=71)));
         assert_eq!(intent.marked(), 68);
         // Touched by the looks above; idle at the second call.
-        assert!(intent.idle().iter().all(|word| *word == 0));
+        assert!(intent.idle().0.iter().all(|word| *word == 0));
         intent.suspect(&(5..=5));
-        let idle = intent.idle();
+        let (idle, _) = intent.idle();
         intent.unmark(&idle);
         assert_eq!((intent.marked(), intent.is_marked(&(5..=5)), intent.is_marked(&(6..=6))), (1, true, false));
         intent.mark_again(&idle, false);
@@ -363,6 +372,32 @@ mod tests {
                 intent.cleared(7, before);
                 together.wait();
                 assert!(!intent.is_settled(7 << 20, 8 << 20));
+            }
+        });
+    }
+
+    #[test]
+    fn a_region_that_comes_under_suspicion_at_the_same_time_is_not_idle_unnoticed() {
+        // The last one: what is looked at before it takes time.
+        let (last, together) = (REGIONS - 1, std::sync::Barrier::new(2));
+        let intent = Intent::new(REGIONS << 20, 20);
+        intent.want(&(last..=last));
+        let page = intent.page();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..2_000 {
+                    together.wait();
+                    intent.suspect(&(last..=last));
+                    together.wait();
+                }
+            });
+            for _ in 0..2_000 {
+                intent.start(&page);
+                together.wait();
+                let (idle, before) = intent.idle();
+                together.wait();
+                let seems_idle = idle[bit(last).0] & bit(last).1 != 0;
+                assert!(!seems_idle || intent.is_doubted(&idle, before));
             }
         });
     }

@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume};
+use millrace_block::{BlockError, TaskContext};
 
 use super::{
     Members,
@@ -16,6 +16,7 @@ use super::{
 use crate::{
     legs::{self, Stores},
     locks::Taken,
+    record::Region,
     service::ServiceError,
 };
 
@@ -44,10 +45,22 @@ impl Members {
         };
         let (bytes, mut failed) = (page_bytes(page), Refusals::default());
         for leg in legs_of(on) {
-            let volume = &*self.legs[leg];
-            failed.note(leg, self.page_region(leg).store_in(cx.deeper(), volume, generation, &bytes).await);
+            failed.note(leg, self.store_on(cx.deeper(), leg, self.page_region(leg), generation, &bytes).await);
         }
         Ok(failed)
+    }
+
+    /// Stores a record on a leg, durably.
+    pub(crate) async fn store_on(
+        &self,
+        cx: TaskContext<'_>,
+        leg: usize,
+        region: Region,
+        generation: u64,
+        content: &[u8],
+    ) -> Result<(), BlockError> {
+        region.write_in(cx, &*self.legs[leg], generation, content).await?;
+        self.flush_leg(cx, leg).await
     }
 
     /// Stores the members' table on these legs; those that refuse. Nobody is told it before all have the event before it.
@@ -72,9 +85,9 @@ impl Members {
     async fn tell_legs(&self, cx: TaskContext<'_>, telling: &Telling) -> Refusals {
         let mut failed = Refusals::default();
         for (leg, copies, content) in telling.stores() {
-            let (region, volume) = (self.table_region(leg, telling.version()), &*self.legs[leg]);
+            let region = self.table_region(leg, telling.version());
             for generation in copies {
-                let stored = region.store_in(cx.deeper(), volume, generation, content).await;
+                let stored = self.store_on(cx.deeper(), leg, region, generation, content).await;
                 failed.note(leg, stored);
                 if stored.is_err() {
                     break;
@@ -93,7 +106,7 @@ impl Members {
             return Ok(());
         }
         let _turn = self.table_turn.take(cx).await;
-        let (mut which, mut why, mut refused) = (which, why.into(), 0);
+        let (mut which, mut why) = (which, why.into());
         loop {
             let masks = self.masks();
             let fresh = which & !masks.recorded;
@@ -102,7 +115,7 @@ impl Members {
             }
             let readable = masks.readable & !fresh;
             if (readable.count_ones() as usize) < self.rules.least {
-                self.note_unflushed(refused);
+                self.note_unflushed(which);
                 return Err(why.error());
             }
             let new = fresh & masks.writable;
@@ -113,15 +126,23 @@ impl Members {
             self.masks.set(masks);
             // What the others have must be durable before they say that they are on their own.
             let failed = self.flush_legs(cx.deeper(), masks.writable).await;
-            refused |= failed.legs;
             let failed = failed.or(self.store_table(cx, masks.writable).await?);
-            if failed.legs == 0 {
+            // Who refused somebody else's flush says nothing with this one.
+            let unfit = failed.legs | self.refused() & masks.writable;
+            if unfit == 0 {
                 self.masks.set(Masks { recorded: masks.recorded | fresh, ..masks });
+                self.refused.forget(fresh);
                 return Ok(());
             }
-            which |= failed.legs;
-            why = failed.why();
+            which |= unfit;
+            why = if failed.legs == 0 { Why::Flush } else { failed.why() };
         }
+    }
+
+    /// Takes legs out of use that refused a flush of which nobody else takes care.
+    pub(super) async fn drop_refusing(&self, cx: TaskContext<'_>) {
+        // Of those that stay it is noted.
+        let _ = self.drop_legs(cx, self.refused() & self.masks().writable, Why::Flush).await;
     }
 
     /// Nothing is read or written until the legs are looked at anew: what they have is not what requests may see.
@@ -165,6 +186,10 @@ impl Members {
         if filled == 0 || !self.is_filled() {
             return Ok(());
         }
+        if self.unflushed.legs() & masks.writable != 0 {
+            // What was filled may be computed from what is gone: the service looks at that with the legs as they are.
+            return Err(BlockError::WriteFault { errno: 0 });
+        }
         let set = |state| {
             if let Some(on_legs) = &mut *self.on_legs() {
                 for leg in legs_of(filled) {
@@ -174,53 +199,67 @@ impl Members {
         };
         // What was copied must be durable before the table says so.
         let mut failed = self.flush_legs(cx, masks.writable).await;
-        let refused = failed.legs;
-        if failed.legs == 0 {
+        let refused = failed.legs | self.refused() & masks.writable;
+        if refused == 0 {
             set(LegState::Good);
             failed = self.store_table(cx, masks.writable).await?;
+            if failed.legs == 0 {
+                self.masks.set(Masks { readable: masks.writable, ..masks });
+                tracing::info!(name = self.name, "all legs that are in use have all data");
+                return Ok(());
+            }
         }
-        if failed.legs == 0 {
-            self.masks.set(Masks { readable: masks.writable, ..masks });
-            tracing::info!(name = self.name, "all legs that are in use have all data");
-            return Ok(());
-        }
-        let enough = (masks.writable & !failed.legs).count_ones() as usize >= self.rules.least;
-        if refused == 0 && failed.legs & filled == 0 && enough {
+        let unfit = failed.legs | refused;
+        let enough = (masks.writable & !unfit).count_ones() as usize >= self.rules.least;
+        if refused == 0 && unfit & filled == 0 && enough {
             // Who refused is the one that goes, and need not stay any more: the others say so with that.
             self.masks.set(Masks { readable: masks.writable, ..masks });
         } else {
             set(LegState::Filling);
         }
         drop(turn);
-        let dropped = self.drop_legs(cx, failed.legs, failed.why()).await;
-        if dropped.is_err() {
-            self.note_unflushed(refused);
-        }
-        dropped
+        self.drop_legs(cx, unfit, if failed.legs == 0 { Why::Flush } else { failed.why() }).await
     }
 
-    /// Legs refused a flush, and those that stay may have lost what they had not made durable: their next flush would not tell, but the
-    /// guest's does. Where all have the same they may differ now.
-    fn note_unflushed(&self, legs: u8) {
-        let legs = legs & self.masks().writable;
-        if legs == 0 {
-            return;
+    /// A leg refuses a flush. At once, for its next one may succeed: who flushes it beside that looks at [`Self::refused`], and whoever
+    /// asked for this one takes it out of use.
+    pub(crate) fn note_refused(&self, leg: usize) {
+        self.refused.note(leg);
+    }
+
+    /// Legs that refused a flush, and neither do the others say so nor is the guest told.
+    #[inline]
+    pub(crate) fn refused(&self) -> u8 {
+        self.refused.legs()
+    }
+
+    /// Those of these legs that refused a flush stay, and may have lost what they had not made durable: their next flush would not tell,
+    /// but the guest's does. Where all have the same they may differ now.
+    pub(crate) fn note_unflushed(&self, legs: u8) {
+        self.refused.settle(legs & self.masks().writable, |legs| {
+            self.losses.add();
+            if self.rules.placed {
+                legs_of(legs).for_each(|leg| self.unflushed.note(leg));
+            } else if let Some(intent) = self.intent() {
+                intent.suspect_marked();
+            }
+        });
+    }
+
+    /// Flushes a leg.
+    pub(super) async fn flush_leg(&self, cx: TaskContext<'_>, leg: usize) -> Result<(), BlockError> {
+        let flushed = legs::flush(cx, &*self.legs[leg]).await;
+        if flushed.is_err() {
+            self.note_refused(leg);
         }
-        self.losses.add();
-        if self.rules.placed {
-            self.unflushed.fetch_or(legs, Ordering::AcqRel);
-        } else if let Some(intent) = self.intent() {
-            intent.suspect_marked();
-        }
+        flushed
     }
 
     /// Flushes legs; those that refuse.
     pub(crate) async fn flush_legs(&self, cx: TaskContext<'_>, which: u8) -> Refusals {
         let mut failed = Refusals::default();
         for leg in legs_of(which) {
-            let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
-            let arena = cx.scratch.carve_rest();
-            failed.note(leg, self.legs[leg].submit(cx.with_scratch(&arena), request).await);
+            failed.note(leg, self.flush_leg(cx, leg).await);
         }
         failed
     }
@@ -231,8 +270,9 @@ impl Members {
         let failed = self.flush_legs(cx, self.masks().writable).await;
         if failed.legs == 0 {
             self.take_marks_away(cx).await;
-        } else if self.drop_legs(cx, failed.legs, failed.why()).await.is_err() {
-            self.note_unflushed(failed.legs);
+        } else {
+            // Of those that stay it is noted.
+            let _ = self.drop_legs(cx, failed.legs, failed.why()).await;
         }
     }
 
@@ -245,15 +285,15 @@ impl Members {
         if masks.writable.count_ones() as usize != self.legs.len() || self.admitting.load(Ordering::Acquire) {
             return;
         }
+        let (losses, refused) = (self.losses.count(), self.refused.state());
         // What such a leg lost the marks alone tell, until it is known to be whole.
-        if self.unflushed.load(Ordering::Acquire) & masks.writable != 0 {
+        if (self.refused() | self.unflushed.legs()) & masks.writable != 0 {
             return;
         }
-        let idle = intent.idle();
+        let (idle, suspicions) = intent.idle();
         if idle.iter().all(|word| *word == 0) {
             return;
         }
-        let suspicions = intent.suspicions();
         intent.unmark(&idle);
         for region in (0..intent.regions()).filter(|region| idle[(region / 64) as usize] >> (region % 64) & 1 == 1) {
             self.ranges.quiesce(cx, region << intent.shift()..(region + 1) << intent.shift()).await;
@@ -261,14 +301,20 @@ impl Members {
         // What was written there must be durable on all legs before the mark is gone.
         let failed = self.flush_legs(cx, masks.writable).await;
         let dropped = self.drop_legs(cx, failed.legs, failed.why()).await;
-        if dropped.is_err() || self.masks().writable != masks.writable {
-            // A leg that failed may have lost what it had not made durable: the marks tell where. They are still on the legs.
+        // In this order: who finds the leg taken care of finds the loss counted. One that is out of use by now costs no suspicion.
+        let is_open = self.refused() & self.masks().writable != 0;
+        let is_lost = dropped.is_err() || is_open || self.losses.count() != losses;
+        if is_lost || self.refused.state() != refused || self.masks().writable != masks.writable {
+            // A leg that failed may have lost what it had not made durable, whoever flushed it: the marks tell where. They are still on the
+            // legs.
             intent.mark_again(&idle, true);
-            if dropped.is_err() {
-                self.note_unflushed(failed.legs);
+            // What was marked came under suspicion without these. While a placed leg is filled what it got is right, and would be computed
+            // from what may be gone: there the service looks what is to be done.
+            if is_lost && (!self.rules.placed || masks.readable == masks.writable) {
+                intent.suspect_page(&idle);
             }
             tracing::debug!(name = self.name, "marks stay");
-        } else if intent.suspicions() != suspicions {
+        } else if intent.is_doubted(&idle, suspicions) {
             // All that was marked came under suspicion, while these seemed not to be.
             intent.mark_again(&idle, true);
             intent.suspect_page(&idle);
@@ -315,6 +361,9 @@ impl Members {
             return Err(failed.why().error());
         }
         let recorded = masks.recorded & !(1 << leg);
+        // What it lost before it lacks, and gets.
+        self.refused.forget(1 << leg);
+        self.unflushed.forget(1 << leg);
         let admission = Admission::begin(&self.admitting);
         self.masks.set(Masks { writable: masks.writable | 1 << leg, recorded, ..masks });
         drop((turn, page_turn));
@@ -440,6 +489,13 @@ impl Members {
         let masks = self.masks();
         let flushed = legs::flush_all(legs_of(masks.writable).map(|leg| &self.legs[leg]))?;
         let (refused, error) = refusals(legs_of(masks.writable).zip(flushed));
+        // Who refused somebody else's flush, of which nobody took care, says nothing with this one.
+        let left = self.refused() & masks.writable;
+        let refused = refused | left;
+        let error = error.or_else(|| {
+            let leg = self.leg_name(legs_of(left).next()?).to_owned();
+            Some(ServiceError::Leg { what: "flush", leg, source: BlockError::WriteFault { errno: 0 } })
+        });
         if let Some(error) = error {
             // What these legs have dropped the others have, or else nobody: the next mount must not take theirs for the newest.
             if ((masks.readable & !refused).count_ones() as usize) < self.rules.least {
@@ -452,7 +508,9 @@ impl Members {
         let Some(intent) = self.intent() else { return Ok(()) };
         let in_order = intent.in_order();
         // As in `take_marks_away`.
-        let may_go = masks.writable.count_ones() as usize == self.legs.len() && !self.admitting.load(Ordering::Acquire);
+        let may_go = masks.writable.count_ones() as usize == self.legs.len()
+            && !self.admitting.load(Ordering::Acquire)
+            && (self.refused() | self.unflushed.legs()) & masks.writable == 0;
         if !may_go || in_order.iter().all(|word| *word == 0) {
             return Ok(());
         }

@@ -16,6 +16,7 @@
 //! Invariants:
 //! * A leg that missed an acknowledged write is recorded as failed on all others.
 //! * There are never fewer good legs than the service needs to have all data.
+//! * A leg that refused a flush is known to all who flush it until the others say that it failed, or the guest is told.
 //!
 //! It moves no data: what a leg lacks is filled by the service.
 
@@ -24,6 +25,7 @@ mod format;
 mod grow;
 pub(crate) mod intent;
 mod meta;
+mod refused;
 pub(crate) mod state;
 pub(crate) mod why;
 
@@ -39,6 +41,7 @@ use millrace_block::{BlockError, BlockSize, TaskContext, Volume};
 
 use self::{
     intent::{Intent, least_shift},
+    refused::Refused,
     state::{LegState, MOST_LEGS, Masks, Member, NEWEST, OnLegs, SharedMasks, Table, legs_of},
     why::Why,
 };
@@ -146,8 +149,10 @@ pub(crate) struct Members {
     on_legs: Mutex<Option<OnLegs>>,
     /// Of each leg, which copy of its table was damaged when it was opened.
     damaged: Mutex<Vec<Option<String>>>,
-    /// Legs that refused a flush, and had to stay, where each leg has its own place ([`Self::note_unflushed`]).
-    pub(crate) unflushed: AtomicU8,
+    /// Legs that refused a flush, whoever asked them.
+    refused: Refused,
+    /// Of them those that had to stay, where each leg has its own place ([`Self::note_unflushed`]).
+    pub(crate) unflushed: Refused,
     /// What the guest has to be told at its next flush.
     pub(crate) losses: Losses,
     /// Legs that failed.
@@ -229,7 +234,8 @@ impl Members {
             admitting: AtomicBool::new(false),
             on_legs: Mutex::new(None),
             damaged: Mutex::default(),
-            unflushed: AtomicU8::new(0),
+            refused: Refused::default(),
+            unflushed: Refused::default(),
             losses: Losses::default(),
             dropped: AtomicU64::new(0),
             resync_total: AtomicU64::new(0),

@@ -13,6 +13,8 @@ pub(crate) enum Why {
     Failed(BlockError),
     /// It refused the tables that every leg keeps.
     Tables(BlockError),
+    /// It refused a flush of somebody else.
+    Flush,
     /// A write went past it, while it was being taken out for another reason.
     Missed,
 }
@@ -29,6 +31,7 @@ impl Display for Why {
             Self::Asked => f.write_str("the operator takes it out"),
             Self::Failed(error) => write!(f, "{error}"),
             Self::Tables(error) => write!(f, "its tables cannot be written: {error}"),
+            Self::Flush => f.write_str("it refused a flush"),
             Self::Missed => f.write_str("a write went past it"),
         }
     }
@@ -39,7 +42,7 @@ impl Why {
     pub(crate) fn error(self) -> BlockError {
         match self {
             Self::Failed(error) | Self::Tables(error) => error,
-            Self::Asked | Self::Missed => BlockError::WriteFault { errno: 0 },
+            Self::Asked | Self::Flush | Self::Missed => BlockError::WriteFault { errno: 0 },
         }
     }
 }

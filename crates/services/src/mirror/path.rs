@@ -15,6 +15,7 @@ use crate::{
     members::{
         is_fault, region_shift,
         state::{MOST_LEGS, legs_of},
+        why::Why,
     },
 };
 
@@ -27,6 +28,7 @@ const ERASED_AT_LEAST: u64 = 256 << 10;
 pub(super) struct Writing<'a> {
     /// Nobody else writes there. `None` for a flush.
     range: Option<Locked<'a>>,
+    is_flush: bool,
     /// Its data, when they were copied.
     buffer: Option<BounceBuffer>,
     /// The legs it goes to.
@@ -42,7 +44,7 @@ pub(super) struct Writing<'a> {
 
 impl<'a> Writing<'a> {
     fn new(range: Option<Locked<'a>>, buffer: Option<BounceBuffer>, legs: u8) -> Self {
-        Self { range, buffer, legs, done: 0, faulty: 0, error: None, refused: None }
+        Self { range, is_flush: false, buffer, legs, done: 0, faulty: 0, error: None, refused: None }
     }
 
     fn note(&mut self, leg: usize, result: Result<(), BlockError>) {
@@ -189,7 +191,7 @@ impl Mirror {
     fn write_legs<'a>(&'a self, cx: TaskContext<'a>, mut writing: Writing<'a>, request: Request<'a>) -> Step<'a> {
         for leg in legs_of(writing.legs) {
             match self.legs[leg].submit(cx.deeper(), request.clone()) {
-                Step::Done(result) => writing.note(leg, result),
+                Step::Done(result) => self.note(&mut writing, leg, result),
                 step @ Step::Wait(_) => {
                     return Step::Wait(cx.scratch.place_future(self.wait_for_legs(cx, writing, request, leg, step)));
                 }
@@ -222,9 +224,25 @@ impl Mirror {
                 let arena = arenas[leg].as_ref().expect("an arena was carved for each");
                 steps[leg] = Some(self.legs[leg].submit(cx.deeper().with_scratch(arena), request.clone()));
             }
-            wait_for_all(&mut steps, |leg, result| writing.note(leg, result)).await;
+            wait_for_all(&mut steps, |leg, result| self.note(&mut writing, leg, result)).await;
         }
         self.settle(cx, writing).await
+    }
+
+    /// What a leg says.
+    #[inline]
+    fn note(&self, writing: &mut Writing<'_>, leg: usize, result: Result<(), BlockError>) {
+        if writing.is_flush && result.is_err_and(is_fault) {
+            // At once: the other legs may take long, and this one says it to nobody else.
+            self.members.note_refused(leg);
+        }
+        writing.note(leg, result);
+    }
+
+    /// The legs of a flush that refused another one, whatever they say to this.
+    #[inline]
+    fn doubtful(&self, writing: &Writing<'_>) -> u8 {
+        if writing.is_flush { self.members.refused() & writing.legs } else { 0 }
     }
 
     /// Whether every leg has it or is known, after a crash too, not to have it.
@@ -233,6 +251,7 @@ impl Mirror {
         writing.refused.is_none()
             && writing.done & masks.readable != 0
             && self.members.unrecorded(writing.legs, writing.faulty) == 0
+            && self.doubtful(writing) == 0
     }
 
     /// A write that did not go well on all legs.
@@ -240,21 +259,20 @@ impl Mirror {
         // Nothing that others wait for is kept while the legs' tables are written, but the range.
         writing.buffer = None;
         if writing.done & self.masks().readable != 0 && writing.refused.is_none() {
-            let missed = self.members.unrecorded(writing.legs, writing.faulty);
-            let recorded = self.members.drop_legs(cx, missed, writing.error).await;
+            let missed = self.members.unrecorded(writing.legs, writing.faulty | self.doubtful(&writing));
+            let why = if writing.is_flush { Why::Flush } else { Why::Missed };
+            let why = writing.error.map_or(why, Why::Failed);
+            let recorded = self.members.drop_legs(cx, missed, why).await;
             if recorded.is_ok() && writing.done & self.masks().readable != 0 {
                 return Ok(());
             }
         }
-        if let Some(intent) = self.intent() {
-            match &writing.range {
-                Some(range) => {
-                    let bytes = range.bytes();
-                    intent.suspect(&intent.regions_of(bytes.start, bytes.end.min(self.members.bytes())));
-                }
-                // A flush: what each has lost that refused it nobody knows, but where it can be.
-                None => intent.suspect_marked(),
-            }
+        if writing.is_flush {
+            // What each has lost that refused it nobody knows, but where it can be.
+            self.members.note_unflushed(writing.legs);
+        } else if let (Some(range), Some(intent)) = (&writing.range, self.intent()) {
+            let bytes = range.bytes();
+            intent.suspect(&intent.regions_of(bytes.start, bytes.end.min(self.members.bytes())));
         }
         Err(writing.refused.or(writing.error).unwrap_or(BlockError::WriteFault { errno: 0 }))
     }
@@ -323,7 +341,8 @@ impl Mirror {
     /// A flush of all legs.
     fn flush<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         let losses = self.members.losses.count();
-        match self.write_legs(cx, Writing::new(None, None, self.masks().writable), request) {
+        let writing = Writing { is_flush: true, ..Writing::new(None, None, self.masks().writable) };
+        match self.write_legs(cx, writing, request) {
             Step::Done(result) => Step::Done(result.and(self.members.losses.tell(losses))),
             step @ Step::Wait(_) => Step::Wait(cx.scratch.place_future(self.tell(losses, step))),
         }

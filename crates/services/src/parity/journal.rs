@@ -429,14 +429,19 @@ impl Journal {
         vec![region.copy(generation + 1, &content), region.copy(generation + 2, &content)]
     }
 
-    /// Looks what a leg has.
-    fn look(&self, leg: usize, volume: &Leg, journal: u64, set: Id, bytes: u64) -> Result<Vec<Found>, ServiceError> {
-        let record = match Self::void_region(journal).load(volume) {
-            Ok(record) => record,
-            Err(ServiceError::Content { what, .. }) => {
-                tracing::warn!(leg, volume = volume.name(), what, "entries of the journal may be carried out once more");
-                None
-            }
+    /// Looks what a leg has; and, where it has entries, what is wrong with the record of which of them are void.
+    fn look(
+        &self,
+        leg: usize,
+        volume: &Leg,
+        journal: u64,
+        set: Id,
+        bytes: u64,
+    ) -> Result<(Vec<Found>, Option<String>), ServiceError> {
+        let (record, wrong) = match Self::void_region(journal).load(volume) {
+            // There is none where the volume came into force by a change, and was never quiet since: all entries count.
+            Ok(record) => (record, None),
+            Err(ServiceError::Content { what, .. }) => (None, Some(what)),
             Err(error) => return Err(error),
         };
         let generation = record.as_ref().map_or(0, |record| record.generation);
@@ -465,11 +470,12 @@ impl Journal {
             }
             found.push(here);
         }
-        Ok(found)
+        let wrong = wrong.filter(|_| found.iter().any(|here| !here.entries.is_empty()));
+        Ok((found, wrong))
     }
 
     /// The entries of these legs that are to be carried out again, in their order for each ring; each ring begins after them.
-    /// `without` says whether it goes on without a leg that cannot be read.
+    /// `without` says whether it goes on without a leg that cannot be read, or whose record of what is void is damaged.
     pub(super) fn load(
         &self,
         legs: impl Iterator<Item = (usize, Leg, u64)>,
@@ -480,13 +486,22 @@ impl Journal {
         let mut rings: Vec<Found> = (0..self.rings.len()).map(|_| Found::default()).collect();
         let mut voids = vec![0_u64; self.rings.len()];
         for (leg, volume, journal) in legs {
-            let here = match self.look(leg, &volume, journal, set, bytes) {
+            let (here, wrong) = match self.look(leg, &volume, journal, set, bytes) {
                 Err(ServiceError::Leg { source, .. }) => {
                     without(leg, source)?;
                     continue;
                 }
                 result => result?,
             };
+            if let Some(what) = wrong {
+                // What its entries say may be older than what was written past the journal since. One that has to stay has perhaps the
+                // only ones that are of use.
+                let volume = volume.name();
+                tracing::warn!(leg, volume, what, "what is void of the journal cannot be read");
+                if without(leg, BlockError::ReadFault { errno: 0 }).is_ok() {
+                    continue;
+                }
+            }
             for (copy, found) in here.into_iter().enumerate() {
                 let ring = self.ring_on(leg, copy);
                 voids[ring] = voids[ring].max(found.void);

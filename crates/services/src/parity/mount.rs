@@ -42,7 +42,7 @@ impl Parity {
         // Within a change whoever was in force before has voided what it had, and the legs have been flushed since: the pause is shorter.
         let is_voided = mount.reason == Reason::Change && entries.is_empty();
         self.void_journal_on(if is_voided { 0 } else { self.members.masks().writable & !behind })?;
-        self.members.unflushed.store(0, Ordering::Relaxed);
+        self.members.unflushed.forget(u8::MAX);
         self.stopped.store(false, Ordering::Relaxed);
         self.look_again(block_size);
         Ok(())
@@ -120,7 +120,7 @@ impl Parity {
     /// Goes out of force.
     pub(super) fn put_away(&self) -> Result<(), ServiceError> {
         // Legs that refused a flush and had to stay may have lost what nobody will flush again.
-        let lost = || self.members.unflushed.load(Ordering::Acquire) & self.members.masks().writable;
+        let lost = || self.members.unflushed.legs() & self.members.masks().writable;
         if lost() != 0
             && self.is_healthy(self.members.masks())
             && let Some(intent) = self.members.intent()

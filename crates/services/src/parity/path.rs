@@ -18,7 +18,7 @@ use super::{
 use crate::{
     legs::{largest_scratch, wait_for_all, whole_blocks},
     locks::{Locked, until},
-    members::{is_fault, state::Masks},
+    members::{is_fault, state::Masks, why::Why},
     pieces::Map,
     told::is_told,
 };
@@ -139,12 +139,16 @@ impl Parity {
     /// Writes once more what legs refused that cannot be spared: most who refuse one request take the next.
     async fn insist(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, changed: u8, outcome: &mut Outcome) {
         let left = changed & !outcome.done;
-        let others = self.members.masks().readable & !self.legs_of_parts(rows.stripe, left);
-        let can_be_spared = outcome.refused.is_none() && others.count_ones() as usize >= self.layout.data();
-        if left != 0 && !can_be_spared {
+        if left != 0 && !self.can_be_spared(rows.stripe, left, outcome) {
             let again = self.move_parts(cx, Operation::Write { fua: false }, rows, image, left).await;
             *outcome = Outcome { done: outcome.done | again.done, ..again };
         }
+    }
+
+    /// Whether the legs of these parts, which an outcome leaves, can go out of use.
+    fn can_be_spared(&self, stripe: u64, left: u8, outcome: &Outcome) -> bool {
+        let others = self.members.masks().readable & !self.legs_of_parts(stripe, left);
+        outcome.refused.is_none() && others.count_ones() as usize >= self.layout.data()
     }
 
     /// Legs that must stay may lack what the journal has: nothing is read or written any more, so that nothing is computed from
@@ -252,17 +256,37 @@ impl Parity {
                 Request { operation: Operation::Write { fua: true }, lba, count: BlockCount(len >> shift), segments: list },
             )
         };
-        let outcome = self.exchange(cx, writing.kept >> layout.data(), request).await;
+        let copies = writing.kept >> layout.data();
+        let mut outcome = self.exchange(cx, copies, &request).await;
+        let left = copies & !outcome.done;
+        if left != 0 && !self.can_be_spared(rows.stripe, left << layout.data(), &outcome) {
+            // As in `insist`.
+            let again = self.exchange(cx, left, &request).await;
+            outcome = Outcome { done: outcome.done | again.done, ..again };
+        }
         let failed = self.legs_of_parts(rows.stripe, outcome.faulty << layout.data());
         let result = match outcome.refused {
             Some(refused) => Err(refused),
             // Without its parity these rows need no journal.
             None => self.members.drop_legs(cx.deeper(), failed, outcome.error).await,
         };
-        if result.is_ok() {
-            ring.told(entry.tail);
+        match result {
+            Ok(()) => ring.told(entry.tail),
+            Err(error) => self.leave_entry(cx, rows.stripe, writing.kept, number, error).await,
         }
-        result.inspect_err(|_| ring.done(number)).map(|()| number)
+        result.map(|()| number)
+    }
+
+    /// An entry was refused, and nothing of it is written in its place; but each of its legs may have it, whatever it said.
+    async fn leave_entry(&self, cx: TaskContext<'_>, stripe: u64, copies: u8, number: u64, error: BlockError) {
+        let masks = self.members.masks();
+        let legs = self.legs_of_parts(stripe, copies) & masks.writable;
+        if legs != 0 && !self.is_healthy(masks) {
+            // It would be carried out under later ones that do not know of it, and what is missing be computed from both.
+            self.stop(cx, legs, error).await;
+        } else {
+            self.journal.rings()[self.journal.ring_of(stripe)].done(number);
+        }
     }
 
     /// Takes a slot of a ring, and makes room in it if there is none.
@@ -305,20 +329,21 @@ impl Parity {
         }
         let masks = self.members.masks();
         let flush = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
-        let outcome = self.exchange(cx, masks.writable, |leg| (leg, flush.clone())).await;
+        let heard = |leg, result: Result<(), BlockError>| {
+            if result.is_err_and(is_fault) {
+                self.members.note_refused(leg);
+            }
+        };
+        let outcome = self.exchange_and(cx, masks.writable, |leg| (leg, flush.clone()), heard).await;
         if let Some(refused) = outcome.refused {
             return Err(refused);
         }
-        let missed = self.members.unrecorded(masks.writable, outcome.faulty);
-        if let Err(error) = self.members.drop_legs(cx.deeper(), missed, outcome.error).await {
-            self.doubt(cx, outcome.faulty & self.members.masks().writable, error).await;
-            return Err(error);
-        }
-        // Legs that refused one before this, while others were taken out or in.
-        let lost = self.members.unflushed.swap(0, Ordering::AcqRel) & self.members.masks().writable;
-        if lost != 0 {
-            let error = BlockError::WriteFault { errno: 0 };
-            self.doubt(cx, lost, error).await;
+        let faulty = outcome.faulty | self.members.refused() & masks.writable;
+        let missed = self.members.unrecorded(masks.writable, faulty);
+        let why = outcome.error.map_or(Why::Flush, Why::Failed);
+        let dropped = self.members.drop_legs(cx.deeper(), missed, why).await;
+        let error = dropped.err().unwrap_or(BlockError::WriteFault { errno: 0 });
+        if self.doubt(cx, error).await || dropped.is_err() {
             return Err(error);
         }
         for (written, ring) in written.iter().zip(self.journal.rings()) {
@@ -327,15 +352,24 @@ impl Parity {
         Ok(())
     }
 
-    /// Legs refused a flush, and must stay. What they had not made durable may be gone, and the next flush would not tell.
-    async fn doubt(&self, cx: TaskContext<'_>, legs: u8, error: BlockError) {
-        let Some(intent) = self.members.intent().filter(|_| legs != 0) else { return };
-        self.members.losses.add();
-        if self.is_healthy(self.members.masks()) {
-            intent.suspect_marked();
-        } else if self.journal.rings().iter().any(|ring| ring.head() > ring.tail()) {
-            self.stop(cx, legs, error).await;
+    /// Legs refused a flush, whoever asked them, and must stay: what they had not made durable may be gone, and the next flush would not
+    /// tell. Whether there are any.
+    pub(super) async fn doubt(&self, cx: TaskContext<'_>, error: BlockError) -> bool {
+        let (members, masks) = (&*self.members, self.members.masks());
+        let lost = members.unflushed.legs() & masks.writable;
+        let Some(intent) = members.intent().filter(|_| lost != 0) else { return false };
+        let healthy = self.is_healthy(masks);
+        if !healthy && self.journal.rings().iter().any(|ring| ring.head() > ring.tail()) {
+            // They are in doubt until all is stopped: whoever flushes them beside this voids nothing.
+            self.stop(cx, lost, error).await;
+        } else {
+            members.unflushed.settle(lost, |_| {
+                if healthy {
+                    intent.suspect_marked();
+                }
+            });
         }
+        true
     }
 
     /// A write of these parts, and parity, has gone to the legs: it counts when every leg that it changes has it, or is known not
@@ -525,7 +559,7 @@ impl Parity {
         let mut bytes = stripes.start * chunk..stripes.end * chunk;
         let members = &*self.members;
         let _range = loop {
-            members.mark(cx, &bytes).await?;
+            self.mark(cx, &bytes).await?;
             // Both are powers of two: what is left are whole stripes.
             let range = members.ranges.lock_some(cx, &mut bytes, ERASED_AT_LEAST.max(chunk)).await;
             // After the lock: see `Ranges::try_lock`.

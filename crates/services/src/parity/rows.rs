@@ -158,7 +158,7 @@ impl Parity {
         let members = &*self.members;
         loop {
             if write {
-                members.mark(cx, &bytes).await?;
+                self.mark(cx, &bytes).await?;
             }
             let buffer = cx.buffers.take().await;
             if let Some(range) = members.ranges.try_lock(bytes.clone()) {
@@ -173,12 +173,32 @@ impl Parity {
         }
     }
 
+    /// Makes the marks of these bytes durable. A leg that refuses and has to stay may have lost what it had besides.
+    pub(super) async fn mark(&self, cx: TaskContext<'_>, bytes: &Range<u64>) -> Result<(), BlockError> {
+        let marked = self.members.mark(cx, bytes).await;
+        if let Err(error) = marked {
+            self.doubt(cx, error).await;
+        }
+        marked
+    }
+
     /// Submits one request for each number of a set, and waits for all.
-    pub(super) async fn exchange<'r>(
+    pub(super) fn exchange<'r>(
         &'r self,
         cx: TaskContext<'r>,
         numbers: u8,
         request: impl Fn(usize) -> (usize, Request<'r>),
+    ) -> impl Future<Output = Outcome> {
+        self.exchange_and(cx, numbers, request, |_, _| ())
+    }
+
+    /// [`Self::exchange`]; `heard` is told what each says at once, while others may take long.
+    pub(super) async fn exchange_and<'r>(
+        &'r self,
+        cx: TaskContext<'r>,
+        numbers: u8,
+        request: impl Fn(usize) -> (usize, Request<'r>),
+        heard: impl Fn(usize, Result<(), BlockError>),
     ) -> Outcome {
         let scratch = largest_scratch(&self.legs);
         // Each goes on beside the others, so it has a scratch of its own.
@@ -191,7 +211,11 @@ impl Parity {
             steps[number] = Some(self.legs[leg].submit(cx.deeper().with_scratch(arena), request));
         }
         let mut outcome = Outcome::default();
-        wait_for_all(&mut steps, |number, result| outcome.note(number, result)).await;
+        let note = |number, result| {
+            heard(number, result);
+            outcome.note(number, result);
+        };
+        wait_for_all(&mut steps, note).await;
         outcome
     }
 

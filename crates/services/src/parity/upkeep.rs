@@ -46,6 +46,8 @@ impl Parity {
             if was_long || looks.is_multiple_of(IDLE_LOOKS) {
                 self.members.take_marks_away(cx).await;
             }
+            // Whoever was refused it: what is missing is not computed from what may be gone.
+            self.doubt(cx, BlockError::WriteFault { errno: 0 }).await;
             let goes_on = self.scrub().running;
             stop.sleep(cx, if all || goes_on { WORK_LOOK } else { TRY_AGAIN }).await;
         }
@@ -57,6 +59,10 @@ impl Parity {
         let (mut pace, mut saved) = (Pace::new(self.plan.rate), clock::now());
         let mut from = 0;
         while let Some(region) = intent.next_stale(from) {
+            // A leg that refused a flush in the middle of this, whoever asked it: nothing is filled from what may be gone.
+            if self.doubt(cx, BlockError::WriteFault { errno: 0 }).await {
+                return false;
+            }
             let suspicions = intent.suspicions();
             let result = self.sync_region(cx, stop, pool, &mut pace, region).await;
             if stop.is_set() {
@@ -162,10 +168,13 @@ impl Parity {
         for leg in legs_of(self.members.masks().writable) {
             for _ in 0..2 {
                 let (region, generation, content) = self.journal.void_record(leg, self.journal_of(leg), &tails);
-                failed.note(leg, region.store_in(cx.deeper(), &*self.legs[leg], generation, &content).await);
+                failed.note(leg, self.members.store_on(cx.deeper(), leg, region, generation, &content).await);
             }
         }
-        self.members.drop_legs(cx, failed.legs, failed.why()).await?;
+        if let Err(error) = self.members.drop_legs(cx, failed.legs, failed.why()).await {
+            self.doubt(cx, error).await;
+            return Err(error);
+        }
         rings.iter().zip(tails).for_each(|(ring, tail)| ring.voided(tail));
         Ok(())
     }

@@ -147,6 +147,29 @@ pub(crate) fn write_around(volume: &Arc<dyn Volume>, leg: &FaultVolume, data: &[
     });
 }
 
+/// Flushes, and does something else when that has come as far as it can before a gate that is closed, and is open again meanwhile. What the flush
+/// said.
+pub(crate) fn flush_around(volume: &Arc<dyn Volume>, gate: &Gate, meanwhile: impl FnOnce()) -> Result<(), BlockError> {
+    let (io, buffers) = (SyncIo::new(1, false).hasty(), BufferPool::new(2).unwrap());
+    let scratch = Scratch::new(volume.scratch_bytes());
+    let request = Request { operation: Operation::Flush, lba: Lba(0), count: BlockCount(0), segments: &[] };
+    gate.open.store(false, Ordering::Relaxed);
+    let mut flush = volume.submit(TaskContext::new(&scratch, &buffers, &io), request);
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut look = || Pin::new(&mut flush).poll(&mut cx);
+    for _ in 0..100 {
+        assert!(look().is_pending(), "it waits before the gate");
+    }
+    gate.open.store(true, Ordering::Relaxed);
+    meanwhile();
+    for _ in 0..ROUNDS {
+        if let Poll::Ready(result) = look() {
+            return result;
+        }
+    }
+    panic!("the flush does not end");
+}
+
 /// A volume where requests of one kind take until it is opened: or for long, so that a test of who waits for them ends.
 pub(crate) struct Gate {
     volume: Arc<dyn Volume>,

@@ -285,6 +285,68 @@ fn the_guest_is_told_of_dirty_data_that_a_failed_flush_of_the_fast_leg_lost() {
     });
 }
 
+/// Blocks that were dirty were written to the slow leg while the fast one was gone, and nobody flushes before the process dies.
+#[test]
+fn the_table_of_a_fast_leg_that_is_used_again_calls_nothing_dirty_that_is_older() {
+    let legs = faulty(50);
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| data = bench.write_random(0, 24));
+    pull(&legs[0]);
+    on_bench(&graph, |bench| {
+        let segment = bench.memory.segment(0, 512);
+        assert_eq!(bench.moving(Operation::Read, 3, &[segment]), Err(BlockError::NotReady));
+        let new = bench.write_random(8, 16);
+        data[8 * 512..].copy_from_slice(&new);
+    });
+    // It can be read, and does not take its table: what that says is still wrong.
+    legs[0].clear();
+    legs[0].add(Rule::new(Kind::Write, When::Always, Effect::Fail(WRITE_FAULT)));
+    let refused = cache(&graph).command("resume", &Settings::default()).unwrap_err().to_string();
+    assert!(refused.contains("cannot store the table on leg fast"), "{refused}");
+    assert!(cache(&graph).is_broken());
+    on_bench(&graph, |bench| bench.expect(0, &data));
+    legs[0].clear();
+    cache(&graph).command("resume", &Settings::default()).unwrap();
+    assert_eq!(health(&graph), Health::Good);
+    // Nothing is unmounted.
+    drop(graph);
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Open);
+    on_bench(&graph, |bench| bench.expect(0, &data));
+}
+
+/// A file refuses every flush until it is opened again, and what was written back to it may be only on the fast leg.
+#[test]
+fn a_fast_leg_is_used_again_although_the_slow_one_refuses_its_flush() {
+    let legs = faulty(50);
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| data = bench.write_random(0, 24));
+    pull(&legs[0]);
+    on_bench(&graph, |bench| {
+        let segment = bench.memory.segment(0, 512);
+        assert_eq!(bench.moving(Operation::Read, 3, &[segment]), Err(BlockError::NotReady));
+        let new = bench.write_random(8, 16);
+        data[8 * 512..].copy_from_slice(&new);
+    });
+    legs[0].clear();
+    legs[1].add(Rule::new(Kind::Flush, When::Always, Effect::Fail(WRITE_FAULT)));
+    let said = cache(&graph).command("resume", &Settings::default()).unwrap();
+    assert!(said.contains("is used again, but the slow leg (slow) refuses its flush"), "{said}");
+    assert!(!cache(&graph).is_broken());
+    assert!(fact(&graph, "trouble").unwrap().contains("a flush of the slow leg failed"));
+    on_bench(&graph, |bench| {
+        bench.expect(0, &data);
+        assert_eq!(bench.plain(Operation::Flush, 0, 0), Err(WRITE_FAULT));
+        legs[1].clear();
+        assert_eq!(bench.plain(Operation::Flush, 0, 0), Ok(()));
+    });
+    // Nothing is unmounted: the table is right now.
+    drop(graph);
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Open);
+    on_bench(&graph, |bench| bench.expect(0, &data));
+}
+
 #[test]
 fn a_bad_sector_does_not_keep_a_volume_from_being_opened() {
     for leg in [FAST, SLOW] {

@@ -288,6 +288,74 @@ fn legs_below_it_are_replaced_while_lines_are_dirty() {
     }
 }
 
+/// Lines were written back and not flushed. The leg of the mirror below that is to stay forgets them when the cache makes them durable, and calls
+/// them clean: only the one that is to go has them.
+#[test]
+fn a_leg_below_it_that_forgets_what_was_written_back_is_not_gone_on_with_alone() {
+    use millrace_backends::fault::{Effect, Kind, Rule, When};
+    let mut legs = vec![faulty(50).remove(FAST)];
+    for number in 1..4 {
+        legs.push(FaultVolume::new(memory("leg", 4 << 20, BlockSize::B512), SEED + number));
+        legs[number as usize].hold_writes();
+    }
+    let disks = volumes(&legs);
+    let with = |slow: &str| format!("cache(mode=back, line=4K, disk:0) | {slow}");
+    let graph = graph(&with("mirror(disk:1, disk:2)"), &disks, None, Reason::Create, &Arc::default()).unwrap();
+    let switch = Switch::new("test", Arc::clone(graph.volume()));
+    let mut running = Running { disks, graph, switch };
+    let mut data = Vec::new();
+    running.guest(|bench| {
+        data = bench.write_random(0, 200);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+    });
+    let me = cache(&running.graph);
+    legs::block_on(move |cx| {
+        Box::pin(async move {
+            let core = me.core().unwrap();
+            for slot in 0..core.table.len() {
+                me.clean_line(cx, core, slot).await.unwrap();
+            }
+        })
+    })
+    .unwrap();
+    assert_eq!(fact(&running.graph, "dirty lines").as_deref(), Some("0"));
+    legs[1].add(Rule::new(Kind::Flush, When::Nth(1), Effect::Forget(BlockError::WriteFault { errno: 5 })));
+    let refused = running.change(&with("mirror(disk:1, disk:3)")).unwrap_err().to_string();
+    assert!(refused.contains("(disk:1): it failed when the last was written"), "{refused}");
+    running.guest(|bench| bench.expect(0, &data));
+    running.change(&with("mirror(disk:2, disk:3)")).unwrap();
+    running.guest(|bench| bench.expect(0, &data));
+    running.change("mirror(disk:2, disk:3)").unwrap();
+    running.guest(|bench| bench.expect(0, &data));
+}
+
+/// However long that takes.
+#[test]
+fn writes_go_through_while_everything_is_written_back() {
+    use crate::cache::upkeep::LEAVE_PERIODS;
+    use millrace_backends::fault::Kind;
+    let gate = Gate::before(memory("slow", 1 << 20, BlockSize::B512), Operation::is_write);
+    let slow = FaultVolume::new(Arc::<Gate>::clone(&gate), SEED);
+    let legs = [faulty(50).remove(FAST), Arc::clone(&slow)];
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+    on_bench(&graph, |bench| drop(bench.write_random(0, 40)));
+    let cache = cache(&graph);
+    let left = cache.all_is_written_back().unwrap_err().to_string();
+    assert!(left.starts_with("5 lines are only on the fast leg (fast)"), "{left}");
+    gate.open.store(false, Ordering::Relaxed);
+    let (before, beside) = (slow.requests(Kind::Write), Arc::clone(&cache));
+    let leave = std::thread::spawn(move || beside.leave());
+    until("a line is written back", || slow.requests(Kind::Write) > before);
+    let looks = (0..3 * LEAVE_PERIODS).fold(0, |looks, _| cache.look_at_leaving(looks));
+    assert!(!cache.writes_back(), "lines would become dirty as fast as they are written back");
+    gate.open.store(true, Ordering::Relaxed);
+    leave.join().unwrap().unwrap();
+    assert!(cache.leg_is_whole(SLOW) && !cache.writes_back());
+    // The change was called off, and nobody says so.
+    assert_eq!((0..=LEAVE_PERIODS).fold(looks, |looks, _| cache.look_at_leaving(looks)), LEAVE_PERIODS + 1);
+    assert!(cache.writes_back());
+}
+
 /// The power fails while a cache is put in: its leg says that it may hold data, and the volume knows of no cache.
 #[test]
 fn a_fast_leg_that_was_left_is_taken_again_when_that_is_meant() {

@@ -1,10 +1,6 @@
 //! Another size, another block size, and erasure: beside the path of requests, on a thread that may wait.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    thread,
-    time::Duration,
-};
+use std::{sync::atomic::Ordering, thread, time::Duration};
 
 use millrace_block::{BlockCount, BlockError, BlockSize, TaskContext, Volume as _, VolumeError};
 
@@ -77,9 +73,7 @@ impl Authenticated {
     }
 
     fn erase_leg(&self, from: u64, len: u64) -> Result<(), ServiceError> {
-        let leg = Arc::clone(&self.leg);
-        let result = legs::block_on(move |cx| Box::pin(async move { legs::erase(cx, &*leg, from, len).await }))?;
-        result.map_err(|source| ServiceError::Leg { what: "erase", leg: self.leg.name().to_owned(), source })
+        self.flushes.erase(&self.leg, from, len)
     }
 
     pub(super) fn resize_to(&self, blocks: BlockCount) -> Result<(), VolumeError> {

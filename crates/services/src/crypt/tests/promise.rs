@@ -360,6 +360,29 @@ fn what_a_leg_forgets_before_a_re_keying_goes_on_is_told_to_the_guest() {
     assert_eq!(flushes, [Err(BlockError::WriteFault { errno: 0 }), Ok(())]);
 }
 
+/// Neither flush is the guest's, and the leg's next one succeeds.
+#[test]
+fn what_a_leg_forgets_when_the_volume_grows_or_a_re_keying_begins_is_told_to_the_guest() {
+    for grows in [true, false] {
+        let faulty = FaultVolume::new(disk(400, BlockSize::B512), SEED);
+        faulty.hold_writes();
+        let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+        let graph = open(&stack(""), &leg, Reason::Create).unwrap();
+        let mut harness = SyncHarness::new(SEED, false);
+        let mut bench = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+        bench.write_random(0, 400);
+        let forgets = Effect::Forget(BlockError::WriteFault { errno: 5 });
+        faulty.add(Rule::new(Requests::Flush, When::Nth(1), forgets));
+        if grows {
+            assert!(graph.volume().resize(BlockCount(800)).is_err());
+        } else {
+            assert!(graph.services("crypt")[0].1.command("rekey", &Settings::default()).is_err());
+        }
+        let flushes = [0; 2].map(|_| bench.plain(Operation::Flush, 0, 0));
+        assert_eq!(flushes, [Err(BlockError::WriteFault { errno: 0 }), Ok(())], "it grows: {grows}");
+    }
+}
+
 /// Disks remap a bad sector when it is written, and not before.
 #[test]
 fn a_guest_s_write_heals_a_bad_sector_of_a_chunk_that_is_re_keyed() {

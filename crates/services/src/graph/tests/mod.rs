@@ -128,6 +128,42 @@ fn what_a_service_that_went_has_not_told_is_told_once() {
     assert_eq!(bench.plain(Operation::Flush, 0, 0), Ok(()));
 }
 
+/// The leg that is to stay forgets what the guest has written when the mirror goes: only the one that is to go has it.
+#[test]
+fn a_leg_that_forgets_what_it_has_is_not_gone_on_with_alone() {
+    use millrace_backends::fault::{Effect, Kind, Rule, When};
+    for next in ["mirror(disk:0, disk:2)", "mirror(disk:0)"] {
+        let legs: Vec<_> = memory(3, 4096).into_iter().map(|disk| FaultVolume::new(disk, SEED)).collect();
+        let mut disks: Vec<Arc<dyn Volume>> = Vec::new();
+        for leg in &legs {
+            leg.hold_writes();
+            disks.push(Arc::<FaultVolume>::clone(leg));
+        }
+        let mut old = mounted("mirror(disk:0, disk:1)", &disks, None, Reason::Create, &Arc::default()).unwrap();
+        let switch = Switch::new("test", Arc::clone(old.volume()));
+        let mut store = || Ok(());
+        let mut change_to = |old: &mut Graph, stack: &str| {
+            let mut new = beside(old, &disks, stack).unwrap();
+            // Its tasks are not run here, and so have ended.
+            old.tasks.clear();
+            change(&switch, old, &mut new, terms(&mut store, false)).map(|_| new)
+        };
+        let mut harness = SyncHarness::new(SEED, false);
+        let volume: Arc<dyn Volume> = Arc::<Switch>::clone(&switch);
+        let mut bench = Bench::new(&mut harness, volume, SEED);
+        let data = bench.write_random(0, 2000);
+        legs[0].add(Rule::new(Kind::Flush, When::Nth(1), Effect::Forget(BlockError::WriteFault { errno: 5 })));
+        let refused = change_to(&mut old, next).err().unwrap().to_string();
+        assert!(refused.starts_with("mirror.0 (disk:0): it failed when the last was written"), "{refused}");
+        bench.expect(0, &data);
+        assert_eq!(old.tree().status.unwrap().health, Health::Degraded);
+        // The other way round it goes.
+        let new = change_to(&mut old, "mirror(disk:1, disk:2)").unwrap();
+        bench.expect(0, &data);
+        assert!(Arc::ptr_eq(&switch.root(), new.volume()));
+    }
+}
+
 /// A change is refused where they do not end in time; they have been told to, and may be there when others are started.
 #[test]
 fn tasks_begin_when_those_before_them_have_ended() {

@@ -89,6 +89,24 @@ fn the_guest_is_told_what_a_leg_forgot_in_a_flush_for_a_page() {
     close(graph);
 }
 
+/// The flush was for what the volume grew by. The group is whole, so that no other flush comes before.
+#[test]
+fn the_guest_is_told_what_a_leg_forgot_when_the_volume_grew() {
+    let faulty = FaultVolume::new(disk(1008, SIZE), SEED);
+    faulty.hold_writes();
+    let graph = over(&faulty, Reason::Create);
+    on_bench(&graph, |bench| {
+        bench.write_random(0, 100);
+        faulty.add(Rule::new(Requests::Flush, When::Nth(1), Effect::Forget(FAULT)));
+        assert!(graph.volume().resize(BlockCount(1512)).is_err());
+        let flushes = [0; 2].map(|_| bench.plain(Operation::Flush, 0, 0));
+        assert_eq!(flushes, [Err(BlockError::WriteFault { errno: 0 }), Ok(())]);
+        graph.volume().resize(BlockCount(1512)).unwrap();
+        assert_eq!(bench.plain(Operation::Flush, 0, 0), Ok(()));
+    });
+    close(graph);
+}
+
 #[test]
 fn a_group_that_could_not_be_opened_loses_nothing() {
     for nth in 1..4 {

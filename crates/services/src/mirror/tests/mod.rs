@@ -7,6 +7,7 @@ mod growth;
 mod membership;
 mod progress;
 mod rebuild;
+mod refused;
 
 use std::sync::Arc;
 

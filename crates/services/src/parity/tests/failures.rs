@@ -29,7 +29,7 @@ fn cannot_read(leg: &FaultVolume, block: u64, times: u64) {
 }
 
 /// Upkeep looks whether the journal can be voided.
-fn void_when_quiet(graph: &Graph) {
+pub(super) fn void_when_quiet(graph: &Graph) {
     let parity = parity(graph);
     crate::legs::block_on(move |cx| Box::pin(async move { parity.void_when_quiet(cx).await })).unwrap();
 }
@@ -398,7 +398,7 @@ fn small_writes_read_and_write_only_what_they_must() {
 }
 
 /// Every block is what it was, or an error.
-fn nothing_wrong_is_read(bench: &mut Bench<'_>, lba: u64, model: &[u8]) {
+pub(super) fn nothing_wrong_is_read(bench: &mut Bench<'_>, lba: u64, model: &[u8]) {
     let segment = bench.memory.segment(0, 512);
     for (at, block) in (lba..).zip(model.chunks(512)) {
         let mut found = vec![0; 512];
@@ -617,6 +617,62 @@ fn a_damaged_copy_of_what_is_void_brings_no_entry_back() {
     let graph = SMALL.open(&legs, Reason::Open);
     on_bench(&graph, |bench| bench.expect(0, &model));
     parity_fits(&graph, &legs);
+}
+
+/// What lies beside it may be older than the data.
+#[test]
+fn a_leg_that_does_not_say_what_is_void_brings_no_entry_back() {
+    let legs = volumes(&SMALL.faulty(1024));
+    let graph = SMALL.open(&legs, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| {
+        model = bench.write_random(0, 1024);
+        bench.write_random(0, 1);
+        void_when_quiet(&graph);
+        // The whole rows, past the journal.
+        model[..16 * 512].copy_from_slice(&bench.write_random(0, 16));
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+    });
+    let record = parity(&graph).journal_of(2);
+    drop(graph);
+    rot(&legs[2], record + 32);
+    rot(&legs[2], record + 4096 + 32);
+    let graph = SMALL.open(&legs, Reason::Open);
+    on_bench(&graph, |bench| bench.expect(0, &model));
+    assert_eq!(state(&graph, 2), "failed");
+    command(&graph, "rebuild", 2).unwrap();
+    assert!(resync(&graph));
+    assert_eq!(state(&graph, 2), "good");
+    parity_fits(&graph, &legs);
+    on_bench(&graph, |bench| bench.expect(0, &model));
+}
+
+/// As after a change that made the volume, when it was never quiet.
+#[test]
+fn legs_that_were_never_told_what_is_void_stay() {
+    for form in [SMALL, TWO] {
+        let legs = volumes(&form.faulty(1024));
+        let graph = form.open(&legs, Reason::Create);
+        let (layout, mut model) = (parity(&graph).layout, Vec::new());
+        on_bench(&graph, |bench| {
+            model = bench.write_random(0, 1024);
+            // Each leg has an entry.
+            for stripe in 0..form.legs as u64 {
+                let lba = stripe * layout.width() / 512;
+                model[lba as usize * 512..][..512].copy_from_slice(&bench.write_random(lba, 1));
+            }
+        });
+        let records: Vec<_> = (0..form.legs).map(|leg| parity(&graph).journal_of(leg)).collect();
+        drop(graph);
+        for (leg, record) in legs.iter().zip(records) {
+            crate::legs::write(leg, record, vec![0; journal::VOID_RECORD as usize]).unwrap();
+        }
+        let graph = form.open(&legs, Reason::Open);
+        assert!((0..form.legs).all(|leg| state(&graph, leg) == "good"));
+        on_bench(&graph, |bench| bench.expect(0, &model));
+        assert!(resync(&graph));
+        parity_fits(&graph, &legs);
+    }
 }
 
 #[test]

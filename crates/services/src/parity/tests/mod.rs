@@ -6,6 +6,7 @@ mod failures;
 mod format;
 mod progress;
 mod rebuild;
+mod refused;
 mod stopped;
 
 use std::sync::Arc;

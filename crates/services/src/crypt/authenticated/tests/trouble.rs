@@ -240,6 +240,29 @@ fn what_a_leg_forgets_in_a_save_is_saved_again() {
     }
 }
 
+/// Before it grows it is saved; the flush behind these is for what it grows by.
+#[test]
+fn what_a_leg_forgets_when_the_volume_grows_is_told_to_the_guest() {
+    for nth in 1.. {
+        let faulty = FaultVolume::new(disk(400, SIZE), SEED);
+        faulty.hold_writes();
+        let graph = over(&faulty, Reason::Create);
+        on_bench(&graph, |bench| _ = bench.write_random(0, 100));
+        faulty.add(Rule::new(Requests::Flush, When::Nth(nth), Effect::Forget(FAULT)));
+        let (grown, struck) = (graph.volume().resize(BlockCount(800)), faulty.faults() > 0);
+        assert_eq!(grown.is_err(), struck, "flush {nth}");
+        faulty.clear();
+        on_bench(&graph, |bench| {
+            let told = if struck { Err(BlockError::WriteFault { errno: 0 }) } else { Ok(()) };
+            assert_eq!([0; 2].map(|_| bench.plain(Operation::Flush, 0, 0)), [told, Ok(())], "flush {nth}");
+        });
+        kill(graph);
+        if !struck {
+            break;
+        }
+    }
+}
+
 /// What is found may be what a process that died had written.
 #[test]
 fn no_copy_of_the_header_is_replaced_before_the_other_one_is_durable() {
