@@ -210,6 +210,7 @@ fn refusal(problem: Problem) -> Answer {
         (_, Ok(StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)) => Errno::INVAL,
         (_, Ok(StatusCode::CONFLICT | StatusCode::SERVICE_UNAVAILABLE)) => Errno::BUSY,
         (_, Ok(StatusCode::FORBIDDEN)) => Errno::ACCESS,
+        (_, Ok(StatusCode::INSUFFICIENT_STORAGE)) => Errno::NOSPC,
         _ => Errno::IO,
     };
     Answer::Error { errno: errno.raw_os_error(), problem }
@@ -228,4 +229,32 @@ fn send(stream: &UnixStream, answer: &Answer, connection: Option<&UnixStream>) -
     }
     sendmsg(stream, &[IoSlice::new(&line)], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_block::VolumeError;
+
+    use super::*;
+
+    /// A program that may try again is told so, and what the system below did is no fault of what it asked for.
+    #[test]
+    fn the_errno_says_whose_failure_it_is() {
+        let name: Name = "v".parse().unwrap();
+        let io = |errno: Errno| {
+            let (volume, path) = (name.to_string(), "/srv/v.img".into());
+            ControlError::Volume(VolumeError::Io { volume, action: "open", path, source: errno.into() })
+        };
+        for (error, errno) in [
+            (ControlError::NoVolume { name: name.to_string() }, Errno::NOENT),
+            (ControlError::invalid("volume", &name, "it is a disk"), Errno::INVAL),
+            (ControlError::untimely("volume", &name, "it is being resized"), Errno::BUSY),
+            (ControlError::Stopping, Errno::BUSY),
+            (io(Errno::NOSPC), Errno::NOSPC),
+            (io(Errno::MFILE), Errno::IO),
+        ] {
+            let Answer::Error { errno: told, .. } = refusal(Problem::from(&error)) else { panic!("{error}") };
+            assert_eq!(told, errno.raw_os_error(), "{error}");
+        }
+    }
 }

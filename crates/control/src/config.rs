@@ -226,14 +226,20 @@ impl IsolationMode {
 }
 
 /// What the daemon gives up (docs/sandbox.md).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SandboxTable {
+    #[serde(skip_serializing_if = "Option::is_none")]
     mode: Option<Mode>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     allow: Vec<PathBuf>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     key_commands: Vec<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<Size>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     files: Option<u64>,
 }
 
@@ -262,6 +268,9 @@ pub struct FileSettings {
     pub(crate) socket_group: Option<String>,
     pub(crate) apps: Vec<AppUser>,
     pub(crate) operators: Vec<Operator>,
+    /// The sandbox's table as text: what workers give up they are told in another way, and one of an earlier version need not know all
+    /// that is in it. `None`: whoever began did not say.
+    sandbox: Option<String>,
 }
 
 impl FileSettings {
@@ -272,6 +281,7 @@ impl FileSettings {
 
     /// What is otherwise in another file, by the keys' names.
     pub(crate) fn differences(&self, other: &Self) -> Vec<&'static str> {
+        let sandboxes = self.sandbox.as_ref().zip(other.sandbox.as_ref());
         let same = [
             ("shards", self.shards == other.shards),
             ("polling", self.polling == other.polling),
@@ -281,6 +291,7 @@ impl FileSettings {
             ("socket_group", self.socket_group == other.socket_group),
             ("app", self.apps == other.apps),
             ("operator", self.operators == other.operators),
+            ("sandbox", sandboxes.is_none_or(|(ours, theirs)| ours == theirs)),
         ];
         same.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
     }
@@ -362,6 +373,7 @@ impl Declared {
             socket_group: self.socket_group.clone(),
             apps: self.apps.clone(),
             operators: self.operators.clone(),
+            sandbox: serde_json::to_string(&self.sandbox).ok(),
         }
     }
 

@@ -9,7 +9,7 @@ use millrace_frontends::{
     virtio_blk,
 };
 use millrace_services::{
-    Leaf,
+    Leaf, Node,
     copy::CopyError,
     graph::{ChangeFailed, GraphError},
 };
@@ -18,10 +18,16 @@ use thiserror::Error;
 
 use crate::{Name, Size, store::StoreError};
 
+mod system;
+#[cfg(test)]
+mod tests;
+
 /// What programs are told who have as many sessions as they may have.
 pub(crate) const TOO_MANY_SESSIONS: &str = "too-many-sessions";
+/// What programs are told whose change was made from a stack that is the volume's no more.
+pub const CHANGED_MEANWHILE: &str = "changed-meanwhile";
 
-/// A failed request: what, about which object, and why. Whatever it is, the state is as it was before.
+/// A failed request: what, about which object, and why. Whatever it is, the state is as it was before; but for [`Self::CopyEnding`]: that is done later.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ControlError {
@@ -110,6 +116,14 @@ pub enum ControlError {
         /// The copy.
         copy: Name,
     },
+    /// A copy was told to end, and has not yet.
+    #[error(
+        "copy {name} ends when its present step does, and holds its target until then: one of its volumes is slow, or does not answer"
+    )]
+    CopyEnding {
+        /// The copy.
+        name: Name,
+    },
     /// A copy cannot be made.
     #[error("copy {copy}: {source}")]
     Copy {
@@ -158,6 +172,22 @@ pub enum ControlError {
     Changing {
         /// The volume.
         name: Name,
+    },
+    /// The change was made from another stack than the volume has.
+    #[error("volume {name}: its stack has been changed, and is {stack} by now")]
+    ChangedMeanwhile {
+        /// The volume.
+        name: Name,
+        /// Its stack.
+        stack: Node,
+    },
+    /// The volume would not go where it is being migrated to.
+    #[error("volume {name} is being migrated to {to}, and this stack would end that")]
+    Migrating {
+        /// The volume.
+        name: Name,
+        /// Where it goes.
+        to: Node,
     },
     /// A service of the volume carries out a command.
     #[error("volume {name}: a command to one of its services is not done yet")]
@@ -287,6 +317,24 @@ pub enum ControlError {
         /// What is wrong.
         why: String,
     },
+    /// What is asked for may be had at another time, or when something else is other than it is now.
+    #[error("{kind} {name}: {why}")]
+    Untimely {
+        /// "volume", "device", "copy" or "user".
+        kind: &'static str,
+        /// The object's name.
+        name: Name,
+        /// What is in the way.
+        why: String,
+    },
+    /// A volume is to be made of one that is not there.
+    #[error("volume {name}: there is no volume {leaf}")]
+    NoLeaf {
+        /// The volume.
+        name: Name,
+        /// The one that its stack names.
+        leaf: String,
+    },
     /// The size does not fit the volume.
     #[error("volume {name}: size {size} is not usable: {why}")]
     BadSize {
@@ -372,6 +420,8 @@ pub enum ControlError {
     /// An upgrade cannot begin.
     #[error("no upgrade: {why}")]
     Upgrade {
+        /// What kind of failure it is.
+        class: Class,
         /// Why.
         why: String,
     },
@@ -465,6 +515,8 @@ pub enum Class {
     Conflict,
     /// The daemon or the system below it failed.
     Failed,
+    /// The system below has no room for it.
+    NoRoom,
     /// Not now.
     Unavailable,
     /// Not for this user.
@@ -476,10 +528,15 @@ impl ControlError {
         Self::Invalid { kind, name: name.clone(), why: why.into() }
     }
 
+    pub(crate) fn untimely(kind: &'static str, name: &Name, why: impl Into<String>) -> Self {
+        Self::Untimely { kind, name: name.clone(), why: why.into() }
+    }
+
     /// What kind of failure it is.
     pub fn class(&self) -> Class {
         match self {
             Self::NoVolume { .. }
+            | Self::NoLeaf { .. }
             | Self::NoDevice { .. }
             | Self::NoCopy { .. }
             | Self::NoGroup { .. }
@@ -497,14 +554,17 @@ impl ControlError {
             | Self::RequestsLeft { .. }
             | Self::Formatting { .. }
             | Self::Changing { .. }
+            | Self::ChangedMeanwhile { .. }
+            | Self::Migrating { .. }
             | Self::Commanded { .. }
             | Self::Resizing { .. }
             | Self::CopyExists { .. }
             | Self::TooManyCopies
             | Self::Tracing { .. }
             | Self::Copying { .. }
+            | Self::CopyEnding { .. }
             | Self::VolumeInStack { .. }
-            | Self::Change { .. }
+            | Self::Untimely { .. }
             | Self::FileTaken { .. }
             | Self::VolumeFailed { .. }
             | Self::DeviceFailed { .. }
@@ -515,27 +575,25 @@ impl ControlError {
             | Self::DiskTaken { .. }
             | Self::OtherKind { .. }
             | Self::Upgrading
-            | Self::NotMovable { .. }
-            | Self::Disk(virtio_blk::DeviceError::OtherKind { .. })
-            | Self::Volume(VolumeError::InUse { .. })
-            | Self::Socket { source: ListenerError::InUse { .. } | ListenerError::NotASocket { .. }, .. } => Class::Conflict,
+            | Self::NotMovable { .. } => Class::Conflict,
             Self::SavedState { source, .. } if source.is_untimely() => Class::Conflict,
             Self::SavedState { .. }
             | Self::NsidRange { .. }
             | Self::Invalid { .. }
             | Self::BadSize { .. }
-            | Self::Upgrade { .. }
-            | Self::NoNamespaces { .. }
-            | Self::Volume(_)
-            | Self::Copy { .. }
-            | Self::Graph { .. }
-            | Self::Device(_)
-            | Self::Disk(_)
-            | Self::Socket { .. } => Class::Invalid,
+            | Self::NoNamespaces { .. } => Class::Invalid,
+            Self::Upgrade { class, .. } => *class,
+            Self::Volume(error) => system::of_volume(error),
+            Self::Graph { source, .. } => system::of_graph(source),
+            Self::Change { source, .. } => system::of_change(source),
+            Self::Copy { source, .. } => system::of_copy(source),
+            Self::Socket { source, .. } => system::of_listener(source),
+            Self::Device(error) => system::of_device(error),
+            Self::Disk(error) => system::of_disk(error),
+            Self::Store(_) => system::of_store(self),
             Self::Fenced { .. }
             | Self::Silent { .. }
             | Self::Engine(_)
-            | Self::Store(_)
             | Self::Account { .. }
             | Self::TraceThread { .. }
             | Self::SessionLost { .. } => Class::Failed,
@@ -547,7 +605,7 @@ impl ControlError {
     /// A word for programs.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::NoVolume { .. } => "no-volume",
+            Self::NoVolume { .. } | Self::NoLeaf { .. } => "no-volume",
             Self::NoDevice { .. } => "no-device",
             Self::NoCopy { .. } => "no-copy",
             Self::Tracing { .. } => "tracing",
@@ -556,6 +614,7 @@ impl ControlError {
             Self::CopyExists { .. } => "copy-exists",
             Self::TooManyCopies => "too-many-copies",
             Self::Copying { .. } => "copying",
+            Self::CopyEnding { .. } => "copy-ending",
             Self::Copy { .. } => "copy",
             Self::NoGroup { .. } => "no-group",
             Self::GroupExists { .. } => "group-exists",
@@ -571,6 +630,8 @@ impl ControlError {
             Self::RequestsLeft { .. } => "requests-left",
             Self::Formatting { .. } => "formatting",
             Self::Changing { .. } => "changing",
+            Self::ChangedMeanwhile { .. } => CHANGED_MEANWHILE,
+            Self::Migrating { .. } => "migrating",
             Self::Commanded { .. } => "commanded",
             Self::Resizing { .. } => "resizing",
             Self::VolumeInStack { .. } => "volume-in-stack",
@@ -586,6 +647,7 @@ impl ControlError {
             Self::AttachedAlready { .. } => "attached-already",
             Self::NotAttached { .. } => "not-attached",
             Self::Invalid { .. } => "invalid",
+            Self::Untimely { .. } => "not-now",
             Self::BadSize { .. } => "bad-size",
             Self::Volume(_) => "volume",
             Self::Device(_) | Self::Disk(_) => "device",
@@ -610,12 +672,15 @@ impl ControlError {
     /// What to do about it, as a command where there is one.
     pub fn advice(&self) -> Option<String> {
         Some(match self {
-            Self::NoVolume { .. } => "\"millrace volume list\" shows what there is".to_owned(),
+            Self::NoVolume { .. } | Self::NoLeaf { .. } => "\"millrace volume list\" shows what there is".to_owned(),
             Self::NoDevice { .. } => "\"millrace device list\" shows what there is".to_owned(),
             Self::NoCopy { .. } => "\"millrace copy list\" shows what there is".to_owned(),
             Self::Tracing { .. } => "wait for its end, or end it: Ctrl-C where it runs".to_owned(),
             Self::CopyExists { name } => format!("choose another --name, or forget it (\"millrace copy cancel {name}\")"),
             Self::Copying { copy, .. } => format!("wait for it, or cancel it: \"millrace copy cancel {copy}\""),
+            Self::CopyEnding { name } => {
+                format!("wait for it (\"millrace copy show {name}\"); while it is there, the same command may be given again")
+            }
             Self::NoGroup { .. } => "\"millrace group list\" shows what there is".to_owned(),
             Self::GroupInUse { .. } => {
                 "give those volumes another stack (\"millrace volume change\"), and delete those groups first".to_owned()
@@ -623,17 +688,6 @@ impl ControlError {
             Self::VolumeExists { .. } | Self::DeviceExists { .. } | Self::GroupExists { .. } => {
                 "choose another name, or delete the old one first".to_owned()
             }
-            Self::VolumeAttached { users, .. } => {
-                let command = |device: &Name, nsid| format!("\"millrace device detach {device} {nsid}\"");
-                format!("detach it first: {}", list(users, command))
-            }
-            Self::RequestsLeft { .. } => {
-                "what it lies on does not answer: see the log and \"millrace volume show\", and try again when they have ended".to_owned()
-            }
-            Self::Formatting { .. } => "a guest does that; try again when it is done".to_owned(),
-            Self::Changing { .. } | Self::Resizing { .. } => "try again when that is done".to_owned(),
-            Self::VolumeInStack { by, .. } => format!("change or delete that one first (\"millrace volume show {by}\")"),
-            Self::FileTaken { .. } => "choose another file, or make both volumes read-only".to_owned(),
             Self::VolumeFailed { .. } => "put that right and \"millrace upgrade\" (to the same binary: guests go on) or restart the daemon; or delete the volume".to_owned(),
             Self::DeviceFailed { .. } => "put that right and \"millrace upgrade\" (to the same binary: guests go on) or restart the daemon; or delete the device".to_owned(),
             Self::NsidTaken { .. } => "choose another --nsid, or leave it out".to_owned(),
@@ -654,6 +708,7 @@ impl ControlError {
                 "choose another --socket, or stop that process".to_owned()
             }
             Self::Socket { source: ListenerError::NotASocket { .. }, .. } => "choose another --socket".to_owned(),
+            Self::Socket { source: ListenerError::Io { source, .. }, .. } => return system::about_socket(source).map(str::to_owned),
             Self::Volume(VolumeError::Io { volume, path, source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 missing_file(volume, path)
             }
@@ -675,7 +730,29 @@ impl ControlError {
                 "devices that share volumes need one worker: one tenant under \"serve --isolation tenant\", or \"--isolation shared\""
                     .to_owned()
             }
-            _ => return None,
+            _ => return self.advice_on_use(),
+        })
+    }
+
+    /// The same where something else has the volume, or its stack.
+    fn advice_on_use(&self) -> Option<String> {
+        Some(match self {
+            Self::VolumeAttached { users, .. } => {
+                let command = |device: &Name, nsid| format!("\"millrace device detach {device} {nsid}\"");
+                format!("detach it first: {}", list(users, command))
+            }
+            Self::RequestsLeft { .. } => {
+                "what it lies on does not answer: see the log and \"millrace volume show\", and try again when they have ended".to_owned()
+            }
+            Self::Formatting { .. } => "a guest does that; try again when it is done".to_owned(),
+            Self::Changing { .. } | Self::Resizing { .. } => "try again when that is done".to_owned(),
+            Self::ChangedMeanwhile { .. } => "look at it, and ask for a change that begins with this one".to_owned(),
+            Self::Migrating { name, .. } => {
+                format!("wait for its end, or \"millrace volume migrate {name} --cancel\" first: then the volume is where it was")
+            }
+            Self::VolumeInStack { by, .. } => format!("change or delete that one first (\"millrace volume show {by}\")"),
+            Self::FileTaken { .. } => "choose another file, or make both volumes read-only".to_owned(),
+            _ => return system::said(self).and_then(system::about).map(str::to_owned),
         })
     }
 }

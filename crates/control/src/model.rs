@@ -19,8 +19,11 @@ use uuid::Uuid;
 
 use crate::{Name, Size, error::ControlError};
 
+mod changes;
 #[cfg(test)]
 mod tests;
+
+pub use changes::{MigrationChange, MigrationSpec, VolumeChange};
 
 /// A volume as declared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -520,49 +523,6 @@ impl GroupSpec {
         let read = self.caps.read().and_then(|caps| Ok((caps, Weight::new(self.weight)?)));
         read.map_err(|error| ControlError::invalid("group", &self.name, error.to_string()))
     }
-}
-
-/// What of a volume is to be changed: its size, or its stack.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct VolumeChange {
-    /// Its new size. What lies beyond a smaller size is lost.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<u64>)]
-    pub size: Option<Size>,
-    /// Its new stack, put in place of the old one while guests go on.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
-    pub stack: Option<Node>,
-    /// The new stack may show other data than the old one did.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub reformat: bool,
-}
-
-/// Where a volume is to go while guests use it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct MigrationSpec {
-    /// A stack: what is to have the data.
-    #[schema(value_type = String, example = "file:/fast/vm0.img")]
-    pub to: Node,
-    /// The part of the volume's stack that goes: its expression, or the word it begins with. When left out, what lies below all that is
-    /// over one leg.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub leg: Option<String>,
-    /// Bytes per second at most; no limit when left out, or 0.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<u64>)]
-    pub rate: Option<Size>,
-}
-
-/// How fast a migration may be from now on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct MigrationChange {
-    /// Bytes per second at most; 0: no limit.
-    #[schema(value_type = u64)]
-    pub rate: Size,
 }
 
 /// A copy to be made.

@@ -28,7 +28,7 @@ pub enum SizeError {
     #[error("{0:?} is not a whole number of bytes")]
     Fraction(String),
     /// 2^64 bytes or more.
-    #[error("{0:?} is more than 16 EiB")]
+    #[error("{0:?} is 16 EiB or more; a size has less")]
     TooLarge(String),
 }
 

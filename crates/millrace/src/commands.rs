@@ -10,6 +10,7 @@ use millrace_services::Leaf;
 use serde_json::{Value, json};
 
 use crate::{
+    Misuse,
     cli::{DeviceCommand, DeviceCreate, Global, VolumeCommand, VolumeCreate},
     client::{Client, segment},
     output::{self, Table, facts},
@@ -65,15 +66,15 @@ pub(crate) fn volume(global: &Global, command: VolumeCommand) -> Done {
             let entries: Vec<HistoryEntry> = client.get(&format!("{}/history", path(&name)))?;
             show(global, &entries, |entries| stacks::history(entries))
         }
-        VolumeCommand::Change(change) => stacks::change(global, &client, &change.name, change.stack, change.reformat),
-        VolumeCommand::Insert { name, service } => stacks::insert(global, &client, &name, &service),
-        VolumeCommand::Remove { name, service } => stacks::remove(global, &client, &name, &service),
+        VolumeCommand::Change(change) => stacks::changed(global, stacks::change(&client, change)),
+        VolumeCommand::Insert { name, service } => stacks::changed(global, stacks::insert(&client, &name, &service)),
+        VolumeCommand::Remove { name, service } => stacks::changed(global, stacks::remove(&client, &name, &service)),
         VolumeCommand::Replace { name, old, new, reformat } => {
-            stacks::replace(global, &client, &name, (&old, &new), reformat)
+            stacks::changed(global, stacks::replace(&client, &name, (&old, &new), reformat))
         }
         VolumeCommand::Migrate(args) => migrations::migrate(global, &client, args),
         VolumeCommand::Command { name, service, command, arguments } => {
-            let arguments = stacks::arguments(&arguments)?;
+            let arguments = stacks::arguments(&arguments).map_err(Misuse)?;
             let command = ServiceCommand { service, command, arguments };
             let answer: ServiceAnswer = client.post(&format!("{}/commands", path(&name)), &command)?;
             show(global, &answer, |answer| answer.answer.clone())
@@ -218,7 +219,7 @@ fn write(path: &std::path::Path, bytes: &[u8]) -> std::io::Result<()> {
 
 /// Creates a device, with its first volume where one is named: both or neither.
 fn create_device(client: &Client, create: DeviceCreate) -> Result<DeviceView, Box<dyn Error>> {
-    let kind = create.kind()?.resolved(&std::env::current_dir()?);
+    let kind = create.kind().map_err(Misuse)?.resolved(&std::env::current_dir()?);
     let socket = create.socket.map(std::path::absolute).transpose()?;
     let spec = DeviceSpec { name: create.name, kind, socket, shard: create.shard, tenant: create.tenant };
     let view: DeviceView = client.post("/v1/devices", &spec)?;
@@ -246,7 +247,7 @@ fn attach_first(client: &Client, name: &str, path: &str, attach: &AttachSpec) ->
 fn only_namespace(client: &Client, path: &str) -> Result<u32, Box<dyn Error>> {
     let view: DeviceView = client.get(path)?;
     if view.virtio_blk.is_none() {
-        return Err("which namespace? give its identifier".into());
+        return Err(Misuse("which namespace? give its identifier".to_owned()).into());
     }
     Ok(view.namespaces.first().ok_or_else(|| format!("device {} shows no volume", view.name))?.nsid)
 }
@@ -388,27 +389,72 @@ pub(crate) fn metrics(global: &Global) -> Done {
 mod tests {
     use std::{
         io::{Read, Write},
-        os::unix::net::UnixListener,
+        os::unix::net::{UnixListener, UnixStream},
+        path::Path,
         thread,
     };
 
+    use millrace_control::{API_SOCKET, LogicalBlock, MigrationView};
+    use millrace_services::graph::Tree;
+
     use super::*;
 
-    /// Somebody who gives these answers, one after the other.
-    fn daemon(folder: &std::path::Path, answers: &'static [(u16, &'static str)]) -> thread::JoinHandle<()> {
-        let listener = UnixListener::bind(folder.join(millrace_control::API_SOCKET)).unwrap();
-        thread::spawn(move || {
-            for (status, body) in answers {
-                let (mut stream, _) = listener.accept().unwrap();
-                assert!(stream.read(&mut [0; 1024]).unwrap() > 0);
-                write!(stream, "HTTP/1.1 {status} x\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    /// Somebody who gives these answers, one after the other, and tells at the end what was asked for.
+    pub(super) fn daemon(folder: &Path, answers: Vec<(u16, String)>) -> thread::JoinHandle<Vec<Value>> {
+        let listener = UnixListener::bind(folder.join(API_SOCKET)).unwrap();
+        let answer = move |(status, body): (u16, String)| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let asked = asked(&mut stream);
+            write!(stream, "HTTP/1.1 {status} x\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+            asked
+        };
+        thread::spawn(move || answers.into_iter().map(answer).collect())
+    }
+
+    /// The body of a request.
+    fn asked(stream: &mut UnixStream) -> Value {
+        let mut bytes = Vec::new();
+        loop {
+            let mut more = [0; 4096];
+            let length = stream.read(&mut more).unwrap();
+            assert!(length > 0, "a request that breaks off");
+            bytes.extend_from_slice(&more[..length]);
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+            let head = head.to_ascii_lowercase();
+            let expected: Option<usize> = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+            if body.len() >= expected.unwrap_or(0) {
+                return serde_json::from_str(body).unwrap_or_default();
             }
-        })
+        }
+    }
+
+    /// Volume v, with this stack.
+    pub(super) fn volume(stack: &str, migration: Option<MigrationView>, state: State) -> String {
+        let stack: millrace_services::Node = stack.parse().unwrap();
+        let view = VolumeView {
+            name: "v".parse().unwrap(),
+            tree: Tree::of(&stack),
+            stack,
+            size: Size(1 << 20),
+            block_size: LogicalBlock::default(),
+            read_only: false,
+            allocated: None,
+            uuid: String::new(),
+            created_by: None,
+            state,
+            reason: (state == State::Failed).then(|| "no such file".to_owned()),
+            attached_to: Vec::new(),
+            migration,
+            warning: None,
+        };
+        serde_json::to_string(&view).unwrap()
     }
 
     /// What is said of a device whose volume is refused.
     fn refused(answers: &'static [(u16, &'static str)]) -> String {
         let folder = tempfile::tempdir().unwrap();
+        let answers = answers.iter().map(|&(status, body)| (status, body.to_owned())).collect();
         let daemon = daemon(folder.path(), answers);
         let client = Client::new(folder.path()).unwrap();
         let attach = AttachSpec { volume: "v".parse().unwrap(), nsid: None, read_only: false };

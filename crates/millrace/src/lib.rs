@@ -7,7 +7,8 @@
 //!   millrace completions, man
 //! ```
 //!
-//! Results go to standard output, everything else to standard error. Exit codes: 0 done, 1 failed, 2 wrong usage.
+//! Results go to standard output, everything else to standard error. Exit codes: 0 done, 1 failed, 2 wrong usage: the parser of arguments
+//! ends with it, and we do where it cannot know ([`Misuse`]).
 //!
 //! It decides nothing about volumes and devices: that is the daemon's.
 
@@ -26,9 +27,19 @@ mod serve;
 use std::{error::Error, io, process::ExitCode};
 
 use clap::{CommandFactory, Parser};
-use millrace_control::{DaemonError, explain};
+use millrace_control::{ConfigError, DaemonError, explain};
+use millrace_sandbox::SandboxError;
 
-use crate::cli::{Cli, Command};
+use crate::{
+    bench::BenchError,
+    cli::{Cli, Command},
+    logging::LogError,
+};
+
+/// What was asked for cannot be right, whatever there is: the exit code says so.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Misuse(String);
 
 /// The program: what its arguments ask for is done, and what failed is on standard error.
 #[must_use]
@@ -39,7 +50,7 @@ pub fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("millrace: {}{}", explain(&*error), advice(&*error));
-            ExitCode::FAILURE
+            if is_misuse(&*error) { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -87,6 +98,19 @@ fn advice(error: &(dyn Error + 'static)) -> String {
         _ => None,
     };
     advice.map(|advice| format!("; {advice}")).unwrap_or_default()
+}
+
+/// Whether the command line or the configuration file is wrong by itself: the same again fails again. What the system lacks, a file or a
+/// user, may be there by then.
+fn is_misuse(error: &(dyn Error + 'static)) -> bool {
+    let of_daemon = matches!(
+        error.downcast_ref(),
+        Some(DaemonError::Shards(_) | DaemonError::Config(ConfigError::Parse { .. } | ConfigError::Twice { .. }))
+    );
+    let of_bench = matches!(error.downcast_ref(), Some(BenchError::ManySockets(_) | BenchError::Mixed));
+    let of_log = matches!(error.downcast_ref(), Some(LogError::Filter { .. }));
+    let of_sandbox = matches!(error.downcast_ref(), Some(SandboxError::Memory { .. }));
+    error.is::<Misuse>() || of_daemon || of_bench || of_log || of_sandbox
 }
 
 /// The reader of our output went away: nobody is left to complain to.

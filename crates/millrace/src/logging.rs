@@ -2,30 +2,35 @@
 //!
 //! Logging never waits for whoever reads standard error (see `lines`): shards log, and a blocked pipe must not stop a disk.
 
+mod flood;
 mod lines;
 
 use std::{
     backtrace::{Backtrace, BacktraceStatus},
     io, panic,
-    sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
 };
 
+use serde_json::json;
 use thiserror::Error;
-use tracing::{Event, Subscriber};
 use tracing_subscriber::{
-    EnvFilter, Layer, filter::ParseError, layer::Context, layer::SubscriberExt, util::SubscriberInitExt,
+    EnvFilter, Layer,
+    filter::ParseError,
+    fmt::{
+        format::Writer,
+        time::{FormatTime, SystemTime},
+    },
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
 };
 
-use self::lines::Lines;
+use self::{
+    flood::{Flood, FloodGuard},
+    lines::Lines,
+};
 use crate::cli::{LogArgs, LogFormat};
 
 /// What is logged unless told otherwise: what the operator does, and what goes wrong.
 const DEFAULT: &str = "warn,millrace_control=info";
-
-/// Lines in a second before the rest are withheld. What guests can cause is limited where it arises; this is the last resort.
-const BURST: u64 = 200;
-const SECOND: Duration = Duration::from_secs(1);
 
 /// There can be no log.
 #[derive(Debug, Error)]
@@ -54,21 +59,15 @@ impl Drop for LogGuard {
 pub(crate) fn start(args: &LogArgs) -> Result<LogGuard, LogError> {
     let text = args.filter.as_deref().unwrap_or(DEFAULT);
     let filter = EnvFilter::try_new(text).map_err(|source| LogError::Filter { filter: text.to_owned(), source })?;
-    let lost: fn(u64) -> String = match args.format {
-        LogFormat::Text => |count| format!("{count} log lines were dropped: nobody read them\n"),
-        LogFormat::Json => |count| {
-            let line = serde_json::json!({ "level": "WARN", "message": "log lines were dropped: nobody read them", "dropped": count });
-            format!("{line}\n")
-        },
-    };
-    let out = Lines::start(io::stderr(), lost)?;
+    let (flood, format) = (Flood::default(), args.format);
+    let out = Lines::start(io::stderr(), flood.clone(), move |loss, count| loss.line(format, count))?;
     let lines = tracing_subscriber::fmt::layer().with_writer(out.clone()).with_ansi(false);
     let lines = match args.format {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().boxed(),
     };
     // The filter is everybody's: what it hides must not count as a flood.
-    tracing_subscriber::registry().with(filter).with(lines).with(FloodGuard::default()).init();
+    tracing_subscriber::registry().with(filter).with(lines).with(FloodGuard { flood, lines: out.clone() }).init();
     log_panics();
     Ok(LogGuard(out))
 }
@@ -83,81 +82,112 @@ fn log_panics() {
     }));
 }
 
-/// Withholds lines beyond [`BURST`] a second, and says afterwards how many they were.
-#[derive(Default)]
-struct FloodGuard(Mutex<Window>);
-
-#[derive(Default)]
-struct Window {
-    began: Option<Instant>,
-    lines: u64,
+/// What the log says of itself: so many lines are not in it.
+#[derive(Clone, Copy)]
+enum Loss {
+    /// Nobody read them in time.
+    Dropped,
+    /// They were too many.
+    Withheld,
 }
 
-impl Window {
-    /// Whether a line may be written now, and how many were withheld in the second that has ended.
-    fn admit(&mut self, now: Instant) -> (bool, u64) {
-        let mut withheld = 0;
-        if self.began.is_none_or(|began| now.duration_since(began) >= SECOND) {
-            withheld = self.lines.saturating_sub(BURST);
-            *self = Self { began: Some(now), lines: 0 };
+impl Loss {
+    /// The line, in the form of all others.
+    fn line(self, format: LogFormat, count: u64) -> String {
+        let (field, message) = match self {
+            Self::Dropped => ("dropped", "log lines were dropped: nobody read them"),
+            Self::Withheld => ("withheld", "log lines were withheld: there were too many"),
+        };
+        let (mut timestamp, target) = (String::new(), module_path!());
+        // A clock that cannot be told is no reason to be silent.
+        let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+        match format {
+            LogFormat::Text => format!("{timestamp}  WARN {target}: {message} {field}={count}\n"),
+            LogFormat::Json => {
+                let fields = json!({ "message": message, field: count });
+                format!("{}\n", json!({ "timestamp": timestamp, "level": "WARN", "fields": fields, "target": target }))
+            }
         }
-        self.lines += 1;
-        (self.lines <= BURST, withheld)
-    }
-}
-
-impl<S: Subscriber> Layer<S> for FloodGuard {
-    fn event_enabled(&self, _event: &Event<'_>, _context: Context<'_, S>) -> bool {
-        let (admitted, withheld) = self.0.lock().unwrap_or_else(PoisonError::into_inner).admit(Instant::now());
-        if withheld > 0 {
-            tracing::warn!(withheld, "log lines were withheld: there were too many");
-        }
-        admitted
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{
+        io::{BufRead, BufReader, PipeReader},
+        iter,
+    };
+
+    use serde_json::Value;
 
     use super::*;
 
-    #[test]
-    fn a_flood_is_cut_and_counted() {
-        let (mut window, start) = (Window::default(), Instant::now());
-        let admitted = (0..1000).filter(|_| window.admit(start).0).count() as u64;
-        assert_eq!(admitted, BURST);
-        assert_eq!(window.admit(start + SECOND), (true, 1000 - BURST));
-        assert_eq!(window.admit(start + SECOND), (true, 0));
-        assert_eq!(window.admit(start + SECOND * 2), (true, 0));
-    }
-
-    struct Written(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Written {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
+    /// What is logged in `during`, line by line as somebody reads it, in a log of the program's own form.
+    fn logged(format: LogFormat, during: impl FnOnce()) -> (LogGuard, impl Iterator<Item = String>) {
+        let (reader, writer): (PipeReader, _) = io::pipe().unwrap();
+        let flood = Flood::default();
+        let out = Lines::start(writer, flood.clone(), move |loss, count| loss.line(format, count)).unwrap();
+        let lines = tracing_subscriber::fmt::layer().with_writer(out.clone()).with_ansi(false);
+        let lines = match format {
+            LogFormat::Text => lines.boxed(),
+            LogFormat::Json => lines.json().boxed(),
+        };
+        let filter = EnvFilter::try_new("info").unwrap();
+        let guard = FloodGuard { flood, lines: out.clone() };
+        let subscriber = tracing_subscriber::registry().with(filter).with(lines).with(guard);
+        tracing::subscriber::with_default(subscriber, during);
+        let mut reader = BufReader::new(reader);
+        let next = move || {
+            let mut line = String::new();
+            reader.read_line(&mut line).ok().filter(|length| *length > 0).map(|_| line)
+        };
+        (LogGuard(out), iter::from_fn(next))
     }
 
     /// Lines that nobody asked for take none of those that are let through.
     #[test]
     fn what_is_hidden_is_no_flood() {
-        let written = Arc::new(Mutex::new(Vec::new()));
-        let out = Mutex::new(Written(Arc::clone(&written)));
-        let lines = tracing_subscriber::fmt::layer().with_writer(out).with_ansi(false);
-        let filter = EnvFilter::try_new("info").unwrap();
-        let subscriber = tracing_subscriber::registry().with(filter).with(lines).with(FloodGuard::default());
-        tracing::subscriber::with_default(subscriber, || {
+        let (guard, mut lines) = logged(LogFormat::Text, || {
             (0..1000).for_each(|_| tracing::debug!("nobody asked"));
             tracing::warn!("it matters");
         });
-        let written = String::from_utf8(written.lock().unwrap().clone()).unwrap();
-        assert!(written.contains("it matters") && !written.contains("nobody asked"), "{written}");
+        drop(guard);
+        let written = lines.next().unwrap();
+        assert!(written.contains("it matters"), "{written}");
+        assert!(lines.next().is_none());
+    }
+
+    /// Also when nothing follows: the line comes by itself. It and every other has what all have.
+    #[test]
+    fn what_was_withheld_is_told_in_the_form_of_all_lines() {
+        let (guard, mut lines) = logged(LogFormat::Json, || {
+            (0..1000).for_each(|_| tracing::warn!("noise"));
+            tracing::error!("it matters");
+        });
+        let (mut told, mut is_there) = (0, false);
+        while told < 1001 {
+            let line: Value = serde_json::from_str(&lines.next().unwrap()).unwrap();
+            let said = ["timestamp", "level", "target"].map(|key| line[key].is_string());
+            assert!(said == [true; 3] && line["fields"]["message"].is_string(), "{line}");
+            is_there |= line["level"] == "ERROR" && line["fields"]["message"] == "it matters";
+            told += ["withheld", "dropped"].iter().find_map(|key| line["fields"][key].as_u64()).unwrap_or(1);
+        }
+        drop(guard);
+        assert!(told == 1001 && is_there);
+    }
+
+    /// What the program says of lost lines looks as if it were logged.
+    #[test]
+    fn losses_are_lines_like_others() {
+        let (guard, mut lines) =
+            logged(LogFormat::Text, || tracing::warn!(dropped = 7, "log lines were dropped: nobody read them"));
+        drop(guard);
+        let without_time = |line: &str| line.split_once(' ').map(|(_, rest)| rest.replace("::tests", "")).unwrap();
+        let logged = lines.next().unwrap();
+        assert_eq!(without_time(&Loss::Dropped.line(LogFormat::Text, 7)), without_time(&logged));
+        let json: Value = serde_json::from_str(&Loss::Dropped.line(LogFormat::Json, 7)).unwrap();
+        assert_eq!((&json["level"], &json["fields"]["dropped"]), (&"WARN".into(), &7.into()));
+        assert!(json["timestamp"].as_str().is_some_and(|time| time.ends_with('Z')), "{json}");
     }
 
     #[test]

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use axum::{Extension, Json, extract::State, http::StatusCode};
 
-use super::{Answer, Body, Created, Path, Problem, blocking};
+use super::{Answer, Body, Created, Path, Problem, blocking, changing};
 use crate::{
     apps::{AppChange, AppUser},
-    manager::{AppView, Manager, Others},
+    manager::{AppView, Manager, Object, Others},
 };
 
 /// What other workers have; nothing where there are none.
@@ -42,7 +42,8 @@ pub(super) async fn create_app(
     beside: Beside,
     Body(app): Body<AppUser>,
 ) -> Created<AppView> {
-    let view = blocking(manager, move |manager| manager.create_app(&app, &known(beside))).await?;
+    let view =
+        changing(manager, Object::new("user", &app.uid), move |manager| manager.create_app(&app, &known(beside))).await?;
     Ok((StatusCode::CREATED, Json(view)))
 }
 
@@ -76,7 +77,8 @@ pub(super) async fn change_app(
     Body(change): Body<AppChange>,
 ) -> Answer<AppView> {
     let uid = uid(&text)?;
-    blocking(manager, move |manager| manager.change_app(uid, &change, &known(beside))).await.map(Json)
+    let object = Object::new("user", &uid);
+    changing(manager, object, move |manager| manager.change_app(uid, &change, &known(beside))).await.map(Json)
 }
 
 #[utoipa::path(

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use axum::{Json, extract::State, http::StatusCode};
 
-use super::{Answer, Body, Created, Path, Problem, blocking};
+use super::{Answer, Body, Created, Path, Problem, blocking, changing};
 use crate::{
-    manager::{GroupView, Manager},
+    manager::{GroupView, Manager, Object},
     model::{GroupChange, GroupSpec},
 };
 
@@ -23,7 +23,7 @@ pub(super) async fn list_groups(State(manager): State<Arc<Manager>>) -> Answer<V
     )
 )]
 pub(super) async fn create_group(State(manager): State<Arc<Manager>>, Body(spec): Body<GroupSpec>) -> Created<GroupView> {
-    let view = blocking(manager, move |manager| manager.create_group(&spec)).await?;
+    let view = changing(manager, Object::new("group", &spec.name), move |manager| manager.create_group(&spec)).await?;
     Ok((StatusCode::CREATED, Json(view)))
 }
 
@@ -50,7 +50,7 @@ pub(super) async fn change_group(
     Path(name): Path<String>,
     Body(change): Body<GroupChange>,
 ) -> Answer<GroupView> {
-    blocking(manager, move |manager| manager.change_group(&name, &change)).await.map(Json)
+    changing(manager, Object::new("group", &name), move |manager| manager.change_group(&name, &change)).await.map(Json)
 }
 
 #[utoipa::path(
@@ -64,6 +64,6 @@ pub(super) async fn delete_group(
     State(manager): State<Arc<Manager>>,
     Path(name): Path<String>,
 ) -> Result<StatusCode, Problem> {
-    blocking(manager, move |manager| manager.delete_group(&name)).await?;
+    changing(manager, Object::new("group", &name), move |manager| manager.delete_group(&name)).await?;
     Ok(StatusCode::NO_CONTENT)
 }

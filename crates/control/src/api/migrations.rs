@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use axum::{Json, extract::State, http::StatusCode};
 
-use super::{Answer, Body, Path, Problem, blocking};
+use super::{Answer, Body, Path, Problem, changing};
 use crate::{
-    manager::{Manager, VolumeView},
+    manager::{Manager, Object, VolumeView},
     model::{MigrationChange, MigrationSpec},
 };
 
@@ -23,7 +23,7 @@ pub(super) async fn migrate_volume(
     Path(name): Path<String>,
     Body(spec): Body<MigrationSpec>,
 ) -> Answer<VolumeView> {
-    blocking(manager, move |manager| manager.migrate_volume(&name, &spec)).await.map(Json)
+    changing(manager, Object::volume(&name), move |manager| manager.migrate_volume(&name, &spec)).await.map(Json)
 }
 
 #[utoipa::path(
@@ -39,7 +39,7 @@ pub(super) async fn change_migration(
     Path(name): Path<String>,
     Body(change): Body<MigrationChange>,
 ) -> Answer<VolumeView> {
-    blocking(manager, move |manager| manager.change_migration(&name, &change)).await.map(Json)
+    changing(manager, Object::volume(&name), move |manager| manager.change_migration(&name, &change)).await.map(Json)
 }
 
 #[utoipa::path(
@@ -53,6 +53,6 @@ pub(super) async fn cancel_migration(
     State(manager): State<Arc<Manager>>,
     Path(name): Path<String>,
 ) -> Result<StatusCode, Problem> {
-    blocking(manager, move |manager| manager.cancel_migration(&name)).await?;
+    changing(manager, Object::volume(&name), move |manager| manager.cancel_migration(&name)).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -34,7 +34,9 @@ pub use problem::{Problem, explain};
 
 use crate::{
     error::ControlError,
-    manager::{CopyView, DeviceView, HistoryEntry, Manager, NamespaceView, Status, VolumeView},
+    manager::{
+        ChangePlace, CopyView, DeviceView, HistoryEntry, Manager, NamespaceView, NoPlace, Object, Status, VolumeView,
+    },
     model::{
         AttachSpec, CopyChange, CopySpec, DeviceForm, DeviceSpec, ServiceAnswer, ServiceCommand, VolumeChange, VolumeSpec,
     },
@@ -185,6 +187,49 @@ pub(crate) async fn blocking<T: Send + 'static>(
     }
 }
 
+/// As [`blocking`], for what changes an object. It may wait for a file system for ever, so there is an end to how many do at a time.
+pub(crate) async fn changing<T: Send + 'static>(
+    manager: Arc<Manager>,
+    object: Object,
+    call: impl FnOnce(&Manager) -> Result<T, ControlError> + Send + 'static,
+) -> Result<T, Problem> {
+    let place = manager.places().of(object).await;
+    in_place(manager, place, call).await
+}
+
+/// As [`changing`], for what is right to take long.
+async fn changing_for_long<T: Send + 'static>(
+    manager: Arc<Manager>,
+    object: Object,
+    call: impl FnOnce(&Manager) -> Result<T, ControlError> + Send + 'static,
+) -> Result<T, Problem> {
+    let place = manager.places().of_long(object).await;
+    in_place(manager, place, call).await
+}
+
+/// As [`changing`], for an upgrade: it looks at files, and it may be what helps where others hang.
+pub(crate) async fn upgrading<T: Send + 'static>(
+    manager: Arc<Manager>,
+    call: impl FnOnce(&Manager) -> Result<T, ControlError> + Send + 'static,
+) -> Result<T, Problem> {
+    let place = manager.places().of_remedy(Object::binary()).await;
+    in_place(manager, place, call).await
+}
+
+async fn in_place<T: Send + 'static>(
+    manager: Arc<Manager>,
+    place: Result<ChangePlace, NoPlace>,
+    call: impl FnOnce(&Manager) -> Result<T, ControlError> + Send + 'static,
+) -> Result<T, Problem> {
+    let place = place.map_err(|why| Problem::no_place(&why))?;
+    let call = move |manager: &Manager| {
+        // As long as the thread is: whoever asked may have gone.
+        let _place = place;
+        call(manager)
+    };
+    blocking(manager, call).await
+}
+
 type Answer<T> = Result<Json<T>, Problem>;
 type Created<T> = Result<(StatusCode, Json<T>), Problem>;
 
@@ -201,7 +246,7 @@ async fn list_volumes(State(manager): State<Arc<Manager>>) -> Answer<Vec<VolumeV
     )
 )]
 async fn create_volume(State(manager): State<Arc<Manager>>, Body(spec): Body<VolumeSpec>) -> Created<VolumeView> {
-    let view = blocking(manager, move |manager| manager.create_volume(&spec)).await?;
+    let view = changing(manager, Object::volume(&spec.name), move |manager| manager.create_volume(&spec)).await?;
     Ok((StatusCode::CREATED, Json(view)))
 }
 
@@ -221,6 +266,11 @@ async fn show_volume(State(manager): State<Arc<Manager>>, Path(name): Path<Strin
     request_body = VolumeChange,
     responses(
         (status = 200, description = "The volume, resized (guests have been told) or with its new stack in force", body = VolumeView),
+        (
+            status = 409,
+            description = "Nothing has changed: its stack is not \"from\" (changed-meanwhile), it is being migrated elsewhere (migrating), …",
+            body = Problem, content_type = "application/problem+json"
+        ),
         (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
     )
 )]
@@ -229,7 +279,7 @@ async fn change_volume(
     Path(name): Path<String>,
     Body(change): Body<VolumeChange>,
 ) -> Answer<VolumeView> {
-    blocking(manager, move |manager| manager.change_volume(&name, &change)).await.map(Json)
+    changing_for_long(manager, Object::volume(&name), move |manager| manager.change_volume(&name, &change)).await.map(Json)
 }
 
 #[utoipa::path(
@@ -256,7 +306,8 @@ async fn command_service(
     Path(name): Path<String>,
     Body(command): Body<ServiceCommand>,
 ) -> Answer<ServiceAnswer> {
-    blocking(manager, move |manager| manager.command_service(&name, &command)).await.map(Json)
+    let object = Object::volume(&name);
+    changing_for_long(manager, object, move |manager| manager.command_service(&name, &command)).await.map(Json)
 }
 
 #[utoipa::path(
@@ -267,7 +318,7 @@ async fn command_service(
     )
 )]
 async fn delete_volume(State(manager): State<Arc<Manager>>, Path(name): Path<String>) -> Result<StatusCode, Problem> {
-    blocking(manager, move |manager| manager.delete_volume(&name)).await?;
+    changing(manager, Object::volume(&name), move |manager| manager.delete_volume(&name)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -284,7 +335,7 @@ async fn list_copies(State(manager): State<Arc<Manager>>) -> Answer<Vec<CopyView
     )
 )]
 async fn create_copy(State(manager): State<Arc<Manager>>, Body(spec): Body<CopySpec>) -> Created<CopyView> {
-    let view = blocking(manager, move |manager| manager.create_copy(&spec)).await?;
+    let view = changing(manager, Object::volume(&spec.target), move |manager| manager.create_copy(&spec)).await?;
     Ok((StatusCode::CREATED, Json(view)))
 }
 
@@ -304,6 +355,11 @@ async fn show_copy(State(manager): State<Arc<Manager>>, Path(name): Path<String>
     request_body = CopyChange,
     responses(
         (status = 200, description = "The copy, paused or going on, at its new rate", body = CopyView),
+        (
+            status = 409,
+            description = "Its present step has not ended yet: what was asked for is done then (copy-ending)",
+            body = Problem, content_type = "application/problem+json"
+        ),
         (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
     )
 )]
@@ -319,6 +375,11 @@ async fn change_copy(
     delete, path = "/v1/copies/{name}", params(("name" = String, Path, description = "The copy")),
     responses(
         (status = 204, description = "It has ended and is forgotten; what it had copied stays on the target"),
+        (
+            status = 409,
+            description = "Its present step has not ended yet: what was asked for is done then (copy-ending)",
+            body = Problem, content_type = "application/problem+json"
+        ),
         (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")
     )
 )]
@@ -340,7 +401,7 @@ async fn list_devices(State(manager): State<Arc<Manager>>) -> Answer<Vec<DeviceV
     )
 )]
 async fn create_device(State(manager): State<Arc<Manager>>, Body(spec): Body<DeviceSpec>) -> Created<DeviceView> {
-    let view = blocking(manager, move |manager| manager.create_device(&spec)).await?;
+    let view = changing(manager, Object::new("device", &spec.name), move |manager| manager.create_device(&spec)).await?;
     Ok((StatusCode::CREATED, Json(view)))
 }
 
@@ -391,7 +452,7 @@ async fn attach(
     Path(name): Path<String>,
     Body(spec): Body<AttachSpec>,
 ) -> Created<NamespaceView> {
-    let view = blocking(manager, move |manager| manager.attach(&name, &spec)).await?;
+    let view = changing(manager, Object::volume(&spec.volume), move |manager| manager.attach(&name, &spec)).await?;
     Ok((StatusCode::CREATED, Json(view)))
 }
 
@@ -458,7 +519,8 @@ async fn restore_device(
     Path(name): Path<String>,
     saved: Bytes,
 ) -> Result<StatusCode, Problem> {
-    blocking(manager, move |manager| manager.restore_device_state(&name, saved.into())).await?;
+    let object = Object::new("device", &name);
+    changing(manager, object, move |manager| manager.restore_device_state(&name, saved.into())).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -493,7 +555,10 @@ async fn usage(
     )
 )]
 async fn upgrade(State(manager): State<Arc<Manager>>, Body(spec): Body<UpgradeSpec>) -> Created<UpgradeView> {
-    let view = blocking(manager, move |manager| manager.upgrade(&spec)).await?;
+    // The file systems that it looks at may answer when whoever asked has gone: then `asker` is gone, too.
+    let asker = Arc::new(());
+    let asked = Arc::downgrade(&asker);
+    let view = upgrading(manager, move |manager| manager.upgrade(&spec, || asked.strong_count() > 0)).await?;
     Ok((StatusCode::ACCEPTED, Json(view)))
 }
 

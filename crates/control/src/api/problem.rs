@@ -7,9 +7,12 @@ use axum::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::error::{Class, ControlError};
+use crate::{
+    error::{Class, ControlError},
+    manager::{CHANGES, CHANGES_OF_ONE, NoPlace},
+};
 
-/// Why a request failed. Nothing has changed.
+/// Why a request failed. Nothing has changed; of a copy that is ending (copy-ending), what was asked for is done when it has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
     /// A word for programs, for example "volume-attached".
@@ -60,6 +63,30 @@ impl Problem {
         Self { advice, ..Self::new(StatusCode::TOO_MANY_REQUESTS, "too-many-at-the-door", detail) }
     }
 
+    /// Of a request that finds no place among those that change something.
+    pub(crate) fn no_place(why: &NoPlace) -> Self {
+        let (status, code, changes) = match why {
+            NoPlace::Any => {
+                let changes = format!("{CHANGES} requests that change something");
+                (StatusCode::SERVICE_UNAVAILABLE, "too-many-changes", changes)
+            }
+            NoPlace::Of(object) => {
+                (StatusCode::CONFLICT, "too-many-of-one", format!("{CHANGES_OF_ONE} requests that change {object}"))
+            }
+        };
+        let detail = format!("{changes} are under way, as many as may be at a time");
+        let advice = "try again when they have ended. If they do not, they are at work for long, or a file system that they name does not answer: \
+                      lists, \"millrace status\" and metrics go on, and the log says more";
+        Self { advice: Some(advice.to_owned()), ..Self::new(status, code, detail) }
+    }
+
+    /// Of a request that has waited for its turn to change what is where.
+    pub(crate) fn change_under_way() -> Self {
+        let detail = "another change is under way, and has not come to its end; nothing was done".to_owned();
+        let advice = "try again when it has: a worker, or a file system that it needs, may not answer (\"millrace status\" and the log say more)";
+        Self { advice: Some(advice.to_owned()), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "change-under-way", detail) }
+    }
+
     pub(super) fn not_an_operator(uid: u32) -> Self {
         let detail = format!("user {uid} may not use the API");
         Self {
@@ -91,6 +118,7 @@ impl From<&ControlError> for Problem {
             Class::Missing => StatusCode::NOT_FOUND,
             Class::Conflict => StatusCode::CONFLICT,
             Class::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+            Class::NoRoom => StatusCode::INSUFFICIENT_STORAGE,
             Class::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Class::Denied => StatusCode::FORBIDDEN,
         };

@@ -1,6 +1,6 @@
 //! The API as its clients have it: over a real socket, with a real manager behind it.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::mpsc::channel, time::Duration};
 
 use axum::body::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -12,10 +12,14 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
     runtime::Runtime,
+    time::timeout,
 };
 
 use super::*;
-use crate::manager::tests::manager_in;
+use crate::manager::{
+    CHANGES, CHANGES_OF_ONE,
+    tests::{HUNG, PATIENCE, manager_in},
+};
 
 struct Rig {
     runtime: Runtime,
@@ -40,15 +44,8 @@ impl Rig {
 
     /// Status, content type and body.
     fn raw(&self, method: Method, path: &str, body: &str) -> (u16, String, Bytes) {
-        let stream = TokioIo::new(self.connect());
-        self.runtime.block_on(async {
-            let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.unwrap();
-            tokio::spawn(connection);
-            let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
-            let answer = sender.send_request(request.body(Full::new(Bytes::from(body.to_owned()))).unwrap()).await.unwrap();
-            let kind = answer.headers().get("content-type").map(|kind| kind.to_str().unwrap().to_owned());
-            (answer.status().as_u16(), kind.unwrap_or_default(), answer.into_body().collect().await.unwrap().to_bytes())
-        })
+        let stream = self.connect();
+        self.runtime.block_on(exchange(stream, method, path.to_owned(), body.to_owned()))
     }
 
     fn json(&self, method: Method, path: &str, body: &Value) -> (u16, Value) {
@@ -73,6 +70,16 @@ impl Drop for Rig {
     fn drop(&mut self) {
         self.manager.shutdown();
     }
+}
+
+/// Status, content type and body of an answer.
+async fn exchange(stream: UnixStream, method: Method, path: String, body: String) -> (u16, String, Bytes) {
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
+    let answer = sender.send_request(request.body(Full::new(Bytes::from(body))).unwrap()).await.unwrap();
+    let kind = answer.headers().get("content-type").map(|kind| kind.to_str().unwrap().to_owned());
+    (answer.status().as_u16(), kind.unwrap_or_default(), answer.into_body().collect().await.unwrap().to_bytes())
 }
 
 #[test]
@@ -124,8 +131,8 @@ fn a_volume_is_copied() {
         }
     };
     assert_eq!((&copy["state"], &copy["done"], &copy["skipped"]), (&json!("done"), &json!(1 << 20), &json!(1 << 20)));
-    let (status, copy) = rig.json(Method::PATCH, "/v1/copies/job", &json!({ "rate": "1M" }));
-    assert_eq!((status, &copy["rate"]), (200, &json!(1 << 20)));
+    let (status, problem) = rig.json(Method::PATCH, "/v1/copies/job", &json!({ "rate": "1M" }));
+    assert_eq!((status, &problem["code"]), (409, &json!("not-now")), "it is done");
     assert_eq!(rig.get("/v1/copies"), (200, json!([copy])));
     let metrics = String::from_utf8(rig.raw(Method::GET, "/metrics", "").2.to_vec()).unwrap();
     assert!(metrics.contains("millrace_copy_done_bytes{copy=\"job\"} 1048576"), "{metrics}");
@@ -230,6 +237,8 @@ fn what_goes_wrong_is_a_problem_with_its_status() {
         (&patch, "/v1/volumes/a", "{}", 422, "invalid"),
         (&patch, "/v1/volumes/a", r#"{"stack":"strip(null)"}"#, 422, "bad-request"),
         (&patch, "/v1/volumes/a", r#"{"stack":"memory","size":4096}"#, 422, "invalid"),
+        (&patch, "/v1/volumes/a", r#"{"size":4096,"from":"memory"}"#, 422, "invalid"),
+        (&patch, "/v1/volumes/a", r#"{"stack":"meter | memory","from":"null"}"#, 409, "changed-meanwhile"),
         (&post, "/v1/volumes/a/commands", r#"{"service":"stripe","command":"x"}"#, 422, "invalid"),
         (&Method::GET, "/v1/volumes/none/history", "", 404, "no-volume"),
         (&post, "/v1/copies", r#"{"source":"a","target":"none"}"#, 404, "no-volume"),
@@ -276,6 +285,81 @@ fn large_bodies_and_broken_requests_cost_nothing() {
     let mut stuck = rig.connect();
     rig.runtime.block_on(stuck.write_all(b"POST /v1/volumes HTTP/1.1\r\nhost: x\r\n")).unwrap();
     assert_eq!(rig.get("/v1/volumes"), (200, json!([])));
+}
+
+/// Each of them has a thread, as long as its file system does not answer.
+#[test]
+fn changes_that_hang_leave_threads_for_who_only_asks() {
+    let rig = Rig::new();
+    let paths: Vec<_> = (0..CHANGES).map(|number| rig.directory.path().join(format!("v{number}.img"))).collect();
+    let mut releases = Vec::new();
+    let mut hanging = Vec::new();
+    for (number, path) in paths.iter().enumerate() {
+        let (release, hung) = channel::<()>();
+        HUNG.lock().unwrap().insert(path.clone(), hung);
+        releases.push(release);
+        let spec = json!({ "name": format!("v{number}"), "size": "4K", "backend": format!("file:{}", path.display()) });
+        let request = exchange(rig.connect(), Method::POST, "/v1/volumes".to_owned(), spec.to_string());
+        hanging.push(rig.runtime.spawn(request));
+    }
+    let all_hang = async {
+        while paths.iter().any(|path| HUNG.lock().unwrap().contains_key(path)) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    rig.runtime.block_on(async { timeout(PATIENCE, all_hang).await }).expect("looks that hang");
+    let another = json!({ "name": "m", "size": "1M", "backend": "memory" });
+    let (status, problem) = rig.problem(Method::POST, "/v1/volumes", &another.to_string());
+    assert_eq!((status, problem.code.as_str(), problem.advice.is_some()), (503, "too-many-changes", true));
+    for path in ["/v1/status", "/v1/volumes", "/metrics"] {
+        assert_eq!(rig.raw(Method::GET, path, "").0, 200, "{path}");
+    }
+    // What helps against it finds threads, and what may take long has places of its own.
+    for path in ["/v1/devices/none", "/v1/devices/none/namespaces/1", "/v1/copies/none", "/v1/apps/9"] {
+        assert_eq!(rig.problem(Method::DELETE, path, "").0, 404, "{path}");
+    }
+    assert_eq!(rig.problem(Method::PATCH, "/v1/copies/none", r#"{"state":"paused"}"#).0, 404);
+    assert_eq!(rig.problem(Method::PATCH, "/v1/volumes/none", r#"{"size":"2M"}"#).0, 404);
+    assert_eq!(rig.problem(Method::POST, "/v1/upgrade", r#"{"binary":"not/absolute"}"#).0, 422);
+    drop(releases);
+    for request in hanging {
+        assert_eq!(rig.runtime.block_on(request).unwrap().0, 201);
+    }
+    assert_eq!(rig.json(Method::POST, "/v1/volumes", &another).0, 201);
+    assert_eq!(rig.get("/v1/volumes").1.as_array().unwrap().len(), CHANGES + 1);
+}
+
+/// Whoever asks again and again for what hangs takes no more than a few of the places.
+#[test]
+fn changes_of_one_object_that_hang_leave_places_for_others() {
+    let rig = Rig::new();
+    let paths: Vec<_> = (0..CHANGES_OF_ONE).map(|number| rig.directory.path().join(format!("one{number}.img"))).collect();
+    let create = |file: &str| json!({ "name": "a", "size": "4K", "backend": format!("file:{file}") }).to_string();
+    let mut releases = Vec::new();
+    let mut hanging = Vec::new();
+    for path in &paths {
+        let (release, hung) = channel::<()>();
+        HUNG.lock().unwrap().insert(path.clone(), hung);
+        releases.push(release);
+        let request = exchange(rig.connect(), Method::POST, "/v1/volumes".to_owned(), create(&path.display().to_string()));
+        hanging.push(rig.runtime.spawn(request));
+    }
+    let all_hang = async {
+        while paths.iter().any(|path| HUNG.lock().unwrap().contains_key(path)) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    rig.runtime.block_on(async { timeout(PATIENCE, all_hang).await }).expect("looks that hang");
+    let (status, problem) = rig.problem(Method::DELETE, "/v1/volumes/a", "");
+    assert_eq!((status, problem.code.as_str()), (409, "too-many-of-one"));
+    assert!(problem.detail.contains("volume a") && problem.advice.is_some(), "{problem:?}");
+    let another = json!({ "name": "m", "size": "1M", "backend": "memory" });
+    assert_eq!(rig.json(Method::POST, "/v1/volumes", &another).0, 201);
+    drop(releases);
+    let mut answers: Vec<_> = hanging.into_iter().map(|request| rig.runtime.block_on(request).unwrap().0).collect();
+    answers.sort_unstable();
+    assert_eq!(answers, [201, 409], "one of them has made it");
+    assert_eq!(rig.json(Method::DELETE, "/v1/volumes/a", &Value::Null).0, 204);
 }
 
 #[test]

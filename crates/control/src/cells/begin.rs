@@ -164,7 +164,8 @@ impl Cells {
     pub(super) async fn finish_moves(self: &Arc<Self>) {
         self.refresh_all().await;
         let manager = Arc::clone(&self.manager);
-        let here = tokio::task::spawn_blocking(move || manager.volumes()).await.unwrap_or_default();
+        let (here, opening) =
+            tokio::task::spawn_blocking(move || (manager.volumes(), manager.opening())).await.unwrap_or_default();
         let mut places = Places::new();
         let mut note = |place: Place, view: &Value| {
             let text = |key: &str| view[key].as_str().unwrap_or_default().to_owned();
@@ -177,12 +178,17 @@ impl Cells {
         for (cell, known) in self.known().iter() {
             known.of(Kind::Volumes).values().for_each(|view| note(Place::Cell(cell.clone()), view));
         }
-        let to_do = unfinished(places, |uuid| self.known().values().any(|known| known.may_have(uuid)));
+        let mut to_do = unfinished(places, |uuid| self.known().values().any(|known| known.may_have(uuid)));
+        if let Some(volumes) = to_do.get_mut(&(Place::Main, true)) {
+            // What hangs as it is opened here is asked for once.
+            volumes.retain(|name| !opening.contains(name));
+        }
+        to_do.retain(|_, volumes| !volumes.is_empty());
         let places: BTreeSet<Place> = to_do.keys().map(|(place, _)| place.clone()).collect();
         for ((place, opens), volumes) in to_do {
             let step =
                 if opens { Step::Open { volumes, closed: Vec::new() } } else { Step::release(&volumes, CHANGE_LIMIT) };
-            if let Err(error) = self.step(&place, step).await {
+            if let Err(error) = self.step(&place, step, None).await {
                 tracing::error!(worker = place.name(), "a move is not finished: {}", Problem::from(error).detail);
             }
         }

@@ -58,6 +58,7 @@ pub(crate) fn door(manager: &Arc<Manager>, declared: Option<Declared>) -> Router
 }
 
 async fn take_step(State(door): State<Door>, Body(step): Body<Step>) -> Result<Json<Vec<VolumeRecord>>, Problem> {
+    // The daemon's own worker does one at a time, and its move has a place there.
     blocking(door.manager, move |manager| manager.step(&step)).await.map(Json)
 }
 

@@ -1,6 +1,6 @@
 //! The API of a daemon with cells: each request goes to whoever has what it is about, and what is about all of them is put together.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -11,7 +11,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::Value;
-use tokio::task::JoinSet;
+use tokio::{
+    sync::{Mutex, MutexGuard, oneshot},
+    task::JoinSet,
+    time::timeout,
+};
 use uuid::Uuid;
 
 use super::{
@@ -21,8 +25,9 @@ use super::{
 };
 use crate::{
     Name,
-    api::{Problem, STATE_LIMIT},
+    api::{Problem, STATE_LIMIT, changing},
     error::ControlError,
+    manager::{Manager, Object},
     model::{AttachSpec, CopySpec, DeviceSpec, VolumeSpec},
 };
 
@@ -36,6 +41,8 @@ pub(super) struct Call {
     parts: Parts,
     pub(super) body: Bytes,
     next: Next,
+    /// Comes to an end with whoever asked.
+    pub(super) gone: oneshot::Receiver<()>,
 }
 
 impl Call {
@@ -73,8 +80,9 @@ async fn answer(State(cells): State<Arc<Cells>>, request: Request, next: Next) -
         Ok(body) => body,
         Err(error) => return Problem::bad_body(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()).into_response(),
     };
-    // What was begun is brought to its end, also when the one who asked for it is gone.
-    let answered = tokio::spawn(route(cells, Call { parts, body, next })).await;
+    // What was begun is brought to its end, also when the one who asked for it is gone: then `_asker` goes.
+    let (_asker, gone) = oneshot::channel();
+    let answered = tokio::spawn(route(cells, Call { parts, body, next, gone })).await;
     answered.unwrap_or_else(|_| Problem::panicked().into_response())
 }
 
@@ -133,9 +141,41 @@ impl Cells {
         }
     }
 
-    async fn create_volume(self: &Arc<Self>, call: Call) -> Response {
+    /// A turn at [`Self::change`].
+    pub(super) async fn turn(&self, call: &mut Call) -> Result<MutexGuard<'_, ()>, Problem> {
+        turn(&self.change, &mut call.gone, CHANGE_LIMIT).await
+    }
+
+    /// Looks at what a change in this worker looks at, before others' changes wait for it: a file system that does not answer keeps whoever names it
+    /// waiting, and nobody else.
+    async fn look_first(&self, object: Object, look: impl FnOnce(&Manager) + Send + 'static) -> Result<(), Problem> {
+        let look = move |manager: &Manager| {
+            look(manager);
+            Ok(())
+        };
+        changing(Arc::clone(&self.manager), object, look).await
+    }
+
+    /// The same for a volume that is to go, if this worker has it.
+    async fn look_at_volume(&self, volume: &str) -> Result<(), Problem> {
+        if !self.is_here(Kind::Volumes, volume).await {
+            return Ok(());
+        }
+        let volume = volume.to_owned();
+        self.look_first(Object::volume(&volume), move |manager| manager.measure_now(&volume)).await
+    }
+
+    async fn create_volume(self: &Arc<Self>, mut call: Call) -> Response {
         let Some(spec) = call.body::<VolumeSpec>() else { return call.here().await };
-        let _change = self.change.lock().await;
+        let stack = spec.stack.clone();
+        let look = move |manager: &Manager| drop(manager.look_before_creation(&stack));
+        if let Err(problem) = self.look_first(Object::volume(&spec.name), look).await {
+            return problem.into_response();
+        }
+        let _change = match self.turn(&mut call).await {
+            Ok(change) => change,
+            Err(problem) => return problem.into_response(),
+        };
         if let Some(place) = self.place(Kind::Volumes, spec.name.as_str()).await {
             // It will say that it has it.
             return call.change_at(self, &place).await;
@@ -157,9 +197,12 @@ impl Cells {
         answer
     }
 
-    async fn create_device(self: &Arc<Self>, call: Call) -> Response {
+    async fn create_device(self: &Arc<Self>, mut call: Call) -> Response {
         let Some(spec) = call.body::<DeviceSpec>() else { return call.here().await };
-        let _change = self.change.lock().await;
+        let _change = match self.turn(&mut call).await {
+            Ok(change) => change,
+            Err(problem) => return problem.into_response(),
+        };
         if let Some(place) = self.place(Kind::Devices, spec.name.as_str()).await {
             return call.change_at(self, &place).await;
         }
@@ -194,8 +237,17 @@ impl Cells {
         answer
     }
 
-    async fn attach(self: &Arc<Self>, device: &str, call: Call) -> Response {
-        let _change = self.change.lock().await;
+    async fn attach(self: &Arc<Self>, device: &str, mut call: Call) -> Response {
+        // It may have to go elsewhere.
+        if let Some(spec) = call.body::<AttachSpec>()
+            && let Err(problem) = self.look_at_volume(spec.volume.as_str()).await
+        {
+            return problem.into_response();
+        }
+        let _change = match self.turn(&mut call).await {
+            Ok(change) => change,
+            Err(problem) => return problem.into_response(),
+        };
         if self.has_unfinished().await {
             self.finish_moves().await;
         }
@@ -233,7 +285,13 @@ impl Cells {
     /// A copy is where its volumes are. What is apart comes together, if it can.
     async fn create_copy(self: &Arc<Self>, mut call: Call) -> Response {
         let Some(mut spec) = call.body::<CopySpec>() else { return call.here().await };
-        let _change = self.change.lock().await;
+        if let Err(problem) = self.look_at_volume(spec.target.as_str()).await {
+            return problem.into_response();
+        }
+        let _change = match self.turn(&mut call).await {
+            Ok(change) => change,
+            Err(problem) => return problem.into_response(),
+        };
         let name = match spec.name.take() {
             Some(name) => Some(name),
             None => self.free_copy_name().await,
@@ -274,7 +332,11 @@ impl Cells {
     /// Who may have sessions is said here, about volumes and sessions that are everywhere.
     async fn apps(self: &Arc<Self>, mut call: Call) -> Response {
         let is_question = call.parts.method == Method::GET;
-        let _change = if is_question { None } else { Some(self.change.lock().await) };
+        let turn = if is_question { None } else { Some(self.turn(&mut call).await) };
+        let _change = match turn.transpose() {
+            Ok(change) => change,
+            Err(problem) => return problem.into_response(),
+        };
         self.refresh_all().await;
         call.parts.extensions.insert(self.others());
         let answer = call.here().await;
@@ -299,8 +361,16 @@ impl Cells {
         None
     }
 
-    async fn delete(self: &Arc<Self>, kind: Kind, name: &str, call: Call) -> Response {
-        let _change = self.change.lock().await;
+    async fn delete(self: &Arc<Self>, kind: Kind, name: &str, mut call: Call) -> Response {
+        if kind == Kind::Volumes
+            && let Err(problem) = self.look_at_volume(name).await
+        {
+            return problem.into_response();
+        }
+        let _change = match self.turn(&mut call).await {
+            Ok(change) => change,
+            Err(problem) => return problem.into_response(),
+        };
         let place = self.place(kind, name).await.unwrap_or(Place::Main);
         let answer = call.change_at(self, &place).await;
         let Place::Cell(cell) = &place else { return answer };
@@ -346,7 +416,7 @@ impl Cells {
             let mut views = known.volumes.iter().chain(&known.devices);
             if let Some((other, _)) = views.find(|(_, view)| has(view)) {
                 let why = format!("{other} has the UUID {uuid} already, in worker {cell}");
-                return Err(Problem::from(&ControlError::invalid(kind, name, why)));
+                return Err(Problem::from(&ControlError::untimely(kind, name, why)));
             }
         }
         Ok(())
@@ -357,6 +427,19 @@ impl Cells {
         if let Place::Cell(cell) = place {
             self.refresh(cell).await;
         }
+    }
+}
+
+/// The turn of a request to change what is where. Who has waited for too long is told so, and for who has gone meanwhile nothing is done.
+async fn turn<'a>(
+    change: &'a Mutex<()>,
+    gone: &mut oneshot::Receiver<()>,
+    limit: Duration,
+) -> Result<MutexGuard<'a, ()>, Problem> {
+    tokio::select! {
+        biased;
+        _ = gone => Err(Problem::change_under_way()),
+        turn = timeout(limit, change.lock()) => turn.map_err(|_| Problem::change_under_way()),
     }
 }
 
@@ -392,13 +475,129 @@ pub(super) fn check_cell(cell: &Name, device: &DeviceSpec) -> Result<(), Control
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeSet, os::fd::OwnedFd, sync::mpsc::channel};
+
+    use millrace_keeper::Link;
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+    use serde_json::json;
+    use tempfile::TempDir;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::UnixListener,
     };
 
     use super::*;
-    use crate::dirs::API_SOCKET;
+    use crate::{
+        api,
+        cells::LOOK,
+        config::IsolationMode,
+        dirs::API_SOCKET,
+        manager::{
+            CHANGES, Step,
+            tests::{HUNG, PATIENCE, manager_in},
+        },
+    };
+
+    /// A daemon's own worker with isolation; its API is in its run directory.
+    struct Rig {
+        directory: TempDir,
+        manager: Arc<Manager>,
+        cells: Arc<Cells>,
+        _keeper: OwnedFd,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+            let (ours, keeper) = pair.unwrap();
+            // The word for a worker to begin, in the first version of what keepers say.
+            let begin = [[6_u32, 0, 0, 1].map(u32::to_le_bytes).concat(), vec![0; 48]].concat();
+            send(&keeper, &begin, SendFlags::NOSIGNAL).unwrap();
+            let link = Arc::new(Link::begin(ours, &[]).unwrap());
+            let manager = manager_in(directory.path());
+            let folders = (directory.path().to_owned(), directory.path().to_owned());
+            let cells = Cells::new(IsolationMode::Tenant, folders, &link, &manager, &BTreeSet::new());
+            let router = front(api::router(Arc::clone(&manager)), &cells);
+            let listener = UnixListener::bind(directory.path().join(API_SOCKET)).unwrap();
+            tokio::spawn(async move { axum::serve(listener, router).await });
+            Self { directory, manager, cells, _keeper: keeper }
+        }
+
+        fn post(&self, path: &'static str, body: &Value) -> impl Future<Output = StatusCode> + use<> {
+            let (directory, body) = (self.directory.path().to_owned(), body.to_string());
+            async move { ask(&directory, Method::POST, path, body.into(), PATIENCE).await.unwrap().status }
+        }
+    }
+
+    impl Drop for Rig {
+        fn drop(&mut self) {
+            self.manager.shutdown();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_system_that_does_not_answer_keeps_no_other_change_waiting() {
+        let rig = Rig::new();
+        let path = rig.directory.path().join("a.img");
+        let (release, hung) = channel::<()>();
+        HUNG.lock().unwrap().insert(path.clone(), hung);
+        let on_file = json!({ "name": "a", "size": "1M", "backend": format!("file:{}", path.display()) });
+        let hangs = tokio::spawn(rig.post("/v1/volumes", &on_file));
+        let looks = async {
+            while HUNG.lock().unwrap().contains_key(&path) {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        timeout(PATIENCE, looks).await.expect("a look that hangs");
+        for (path, body) in [
+            ("/v1/volumes", json!({ "name": "b", "size": "1M", "backend": "memory" })),
+            ("/v1/devices", json!({ "name": "d", "nvme": {} })),
+            ("/v1/devices/d/namespaces", json!({ "volume": "b" })),
+        ] {
+            assert_eq!(rig.post(path, &body).await, StatusCode::CREATED, "{path}");
+        }
+        assert!(!hangs.is_finished(), "it waits");
+        drop(release);
+        assert_eq!(hangs.await.unwrap(), StatusCode::CREATED);
+    }
+
+    #[tokio::test]
+    async fn a_move_that_was_begun_needs_no_other_place() {
+        let rig = Rig::new();
+        let (cell, look) = (Place::Cell("x".parse().unwrap()), || Step::Look { volume: "none".to_owned() });
+        let first = rig.cells.place_for_move(&cell, &Place::Main).await.unwrap();
+        assert!(first.is_some());
+        let mut others = Vec::new();
+        for _ in 1..CHANGES {
+            others.push(rig.manager.places().of_move().await.unwrap());
+        }
+        let refused = rig.cells.place_for_move(&Place::Main, &cell).await.unwrap_err();
+        assert_eq!(refused.code, "too-many-changes");
+        for held in [first.as_ref(), None] {
+            let looked = rig.cells.step(&Place::Main, look(), held).await;
+            let answer = looked.map_err(Problem::from).unwrap_err();
+            assert_eq!(answer.code, "no-volume", "it was done");
+        }
+    }
+
+    #[tokio::test]
+    async fn nothing_is_done_for_who_has_waited_for_too_long_or_has_gone() {
+        let change = Mutex::new(());
+        let is_told_no = |turn: Result<MutexGuard<'_, ()>, Problem>| turn.is_err_and(|problem| problem.status == 503);
+        let under_way = change.lock().await;
+        let (asker, mut gone) = oneshot::channel();
+        assert!(is_told_no(turn(&change, &mut gone, Duration::ZERO).await));
+        let waits = turn(&change, &mut gone, PATIENCE);
+        drop(asker);
+        assert!(is_told_no(waits.await));
+        drop(under_way);
+        let (asker, mut gone) = oneshot::channel();
+        drop(asker);
+        assert!(is_told_no(turn(&change, &mut gone, PATIENCE).await), "its turn has come, and nobody waits for it");
+        let (_asker, mut gone) = oneshot::channel();
+        assert!(turn(&change, &mut gone, PATIENCE).await.is_ok());
+    }
 
     #[tokio::test]
     async fn who_writes_an_account_is_told_before_it_is_read() {

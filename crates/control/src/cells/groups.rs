@@ -112,8 +112,11 @@ impl Cells {
     }
 
     /// The daemon's own worker first: what cannot be, it refuses. What a cell does not hear, it is told by the next start.
-    pub(super) async fn change_group(self: &Arc<Self>, name: &str, call: Call) -> Response {
-        let _change = self.change.lock().await;
+    pub(super) async fn change_group(self: &Arc<Self>, name: &str, mut call: Call) -> Response {
+        let _change = match self.turn(&mut call).await {
+            Ok(change) => change,
+            Err(problem) => return problem.into_response(),
+        };
         let (path, body) = (call.path().to_owned(), call.body.clone());
         let mut group = match read::<GroupView>(call.here().await).await {
             Ok(group) => group,
@@ -128,8 +131,11 @@ impl Cells {
     }
 
     /// The daemon's own worker last: as long as it has the group, the others' can be changed and deleted.
-    pub(super) async fn delete_group(self: &Arc<Self>, name: &str, call: Call) -> Response {
-        let _change = self.change.lock().await;
+    pub(super) async fn delete_group(self: &Arc<Self>, name: &str, mut call: Call) -> Response {
+        let _change = match self.turn(&mut call).await {
+            Ok(change) => change,
+            Err(problem) => return problem.into_response(),
+        };
         let (manager, wanted) = (Arc::clone(&self.manager), name.to_owned());
         // What it would refuse, the others are not told.
         let own = tokio::task::spawn_blocking(move || manager.group_to_delete(&wanted)).await;

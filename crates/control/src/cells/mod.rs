@@ -10,7 +10,8 @@
 //!   itself.
 //! * What is where is the cells' to say: it is asked for, and only remembered for when one does not answer.
 //! * A device and all that it shows are in one place. A volume that nobody uses goes where it is attached.
-//! * One change of what is where at a time.
+//! * One change of what is where at a time. What may have to wait for a file system in this worker is done before its turn comes; who waits for a turn is
+//!   told "no" in the end, and then nothing of it is done.
 
 mod arrange;
 mod begin;
@@ -33,7 +34,7 @@ use std::{
 use axum::{body::Bytes, http::Method};
 use millrace_keeper::Link;
 use serde_json::Value;
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::timeout};
 
 pub(crate) use self::{
     arrange::{ArrangeError, Arranged, arrange, part_of},
@@ -51,7 +52,7 @@ use crate::{
     api::Problem,
     config::IsolationMode,
     dirs::is_locked,
-    manager::{Manager, State, Step},
+    manager::{ChangePlace, Manager, State, Step},
     store::{self, VolumeRecord},
 };
 
@@ -61,8 +62,8 @@ pub(crate) const MAIN: &str = "main";
 /// Where cells have their folders, in the daemon's run and state directories.
 pub(crate) const DIR: &str = "cells";
 
-/// How long a cell may take to tell what it has, to show that it hears before it is given a change that others wait for, to do something, and
-/// to start or end.
+/// How long a cell may take to tell what it has, to show that it hears before it is given a change that others wait for, to do something (so long
+/// waits a change for its turn, too), and to start or end.
 const LIST_LIMIT: Duration = Duration::from_secs(2);
 const HEARD_LIMIT: Duration = Duration::from_secs(5);
 const CHANGE_LIMIT: Duration = Duration::from_secs(60);
@@ -341,11 +342,17 @@ impl Cells {
         tracing::info!(worker = %cell, "the worker had nothing left, and has ended");
     }
 
-    async fn step(&self, place: &Place, step: Step) -> Result<Vec<VolumeRecord>, StepError> {
+    async fn step(&self, place: &Place, step: Step, held: Option<&Held>) -> Result<Vec<VolumeRecord>, StepError> {
         match place {
             Place::Main => {
-                let manager = Arc::clone(&self.manager);
-                let done = tokio::task::spawn_blocking(move || manager.step(&step)).await;
+                let (manager, held) = (Arc::clone(&self.manager), held.cloned());
+                let done = tokio::task::spawn_blocking(move || {
+                    // As long as the thread is: nobody waits for it for ever.
+                    let _held = held;
+                    manager.step(&step)
+                });
+                // As of a cell: others' changes wait for it.
+                let done = timeout(CHANGE_LIMIT, done).await.map_err(|_| StepError::Unheard(silent_main()))?;
                 let done = done.map_err(|_| StepError::Unheard(Problem::panicked()))?;
                 done.map_err(|error| StepError::Refused(Problem::from(&error)))
             }
@@ -360,16 +367,27 @@ impl Cells {
         }
     }
 
+    /// A place in this worker for all of a move, if it has a part in it: no step of one that was begun is refused for want of one.
+    async fn place_for_move(&self, from: &Place, to: &Place) -> Result<Option<Held>, Problem> {
+        if *from != Place::Main && *to != Place::Main {
+            return Ok(None);
+        }
+        let place = self.manager.places().of_move().await.map_err(|why| Problem::no_place(&why))?;
+        Ok(Some(Arc::new(place)))
+    }
+
     /// Takes a volume that nobody uses, and what goes with it, to another place.
     async fn move_volume(self: &Arc<Self>, volume: &str, from: &Place, to: &Place) -> Result<(), Problem> {
-        let mut records = self.step(from, Step::Look { volume: volume.to_owned() }).await?;
+        let place = self.place_for_move(from, to).await?;
+        let held = place.as_ref();
+        let mut records = self.step(from, Step::Look { volume: volume.to_owned() }, held).await?;
         let volumes: Vec<Name> = records.iter().map(|record| record.spec.name.clone()).collect();
         let was_open = !self.has_failed(volume, from).await;
-        self.step(to, Step::Receive { records: records.clone() }).await?;
-        let closed = match self.step(from, Step::release_looked(&records, CHANGE_LIMIT)).await {
+        self.step(to, Step::Receive { records: records.clone() }, held).await?;
+        let closed = match self.step(from, Step::release_looked(&records, CHANGE_LIMIT), held).await {
             Ok(closed) => closed,
             Err(StepError::Refused(problem)) => {
-                self.step(to, Step::release(&volumes, CHANGE_LIMIT)).await?;
+                self.step(to, Step::release(&volumes, CHANGE_LIMIT), held).await?;
                 return Err(problem);
             }
             Err(StepError::Unheard(problem)) => {
@@ -385,10 +403,10 @@ impl Cells {
                 record.clone_from(closed);
             }
         }
-        let mut opened = self.step(to, Step::Open { volumes: volumes.clone(), closed }).await;
+        let mut opened = self.step(to, Step::Open { volumes: volumes.clone(), closed }, held).await;
         if was_open && let Err(StepError::Refused(problem)) = opened {
             // Where it was, it can be used.
-            let back = self.move_back(records, volumes, from, to).await;
+            let back = self.move_back(records, volumes, (from, to), held).await;
             if let Err(error) = back {
                 tracing::error!(volume, worker = to.name(), "the volume does not go back: {}", Problem::from(error).detail);
             }
@@ -421,18 +439,18 @@ impl Cells {
         &self,
         records: Vec<VolumeRecord>,
         volumes: Vec<Name>,
-        from: &Place,
-        to: &Place,
+        (from, to): (&Place, &Place),
+        held: Option<&Held>,
     ) -> Result<(), StepError> {
-        self.step(from, Step::Receive { records }).await?;
-        match self.step(to, Step::release(&volumes, CHANGE_LIMIT)).await {
+        self.step(from, Step::Receive { records }, held).await?;
+        match self.step(to, Step::release(&volumes, CHANGE_LIMIT), held).await {
             Err(StepError::Refused(problem)) => {
-                self.step(from, Step::release(&volumes, CHANGE_LIMIT)).await?;
+                self.step(from, Step::release(&volumes, CHANGE_LIMIT), held).await?;
                 return Err(StepError::Refused(problem));
             }
             released => released?,
         };
-        self.step(from, Step::Open { volumes, closed: Vec::new() }).await?;
+        self.step(from, Step::Open { volumes, closed: Vec::new() }, held).await?;
         Ok(())
     }
 }
@@ -442,6 +460,9 @@ fn cell_with<'a>(known: &'a BTreeMap<Name, Known>, kind: Kind, name: &str) -> Op
     let found = known.iter().filter_map(|(cell, known)| Some((cell, Found::of(known.of(kind).get(name)?))));
     found.min_by_key(|(_, found)| *found == Found::Waits).map(|(cell, _)| cell)
 }
+
+/// The place that a move has in this worker.
+type Held = Arc<ChangePlace>;
 
 /// Why a part of a move was not done.
 enum StepError {
@@ -457,6 +478,11 @@ impl From<StepError> for Problem {
             StepError::Refused(problem) | StepError::Unheard(problem) => problem,
         }
     }
+}
+
+/// This worker's own step has not come to its end.
+fn silent_main() -> Problem {
+    CellError::Silent.problem(&MAIN.parse().expect("it is a name"))
 }
 
 /// A cell is no more; its account stays.

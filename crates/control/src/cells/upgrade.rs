@@ -16,12 +16,13 @@ use axum::{
 };
 use millrace_keeper::{UpgradeResult, Upgraded};
 use serde::de::IgnoredAny;
+use tokio::{sync::oneshot::error::TryRecvError, time::timeout};
 use uuid::Uuid;
 
 use super::{CHANGE_LIMIT, Cells, LIST_LIMIT, LOOK, client::CellError, door, front::Call};
 use crate::{
     Name,
-    api::Problem,
+    api::{Problem, upgrading},
     upgrade::{UpgradeSpec, UpgradeState, UpgradeView},
 };
 
@@ -40,13 +41,18 @@ impl Cells {
     pub(super) async fn begin_upgrade(self: &Arc<Self>, call: Call) -> Response {
         let Some(spec) = call.body::<UpgradeSpec>() else { return call.here().await };
         let id = Uuid::new_v4();
-        let view = match self.manager.prepare_upgrade(&spec, id) {
+        // It looks at files that are open, on file systems that may not answer.
+        let (manager, wanted, mut gone) = (Arc::clone(&self.manager), spec.clone(), call.gone);
+        let is_asked = move || gone.try_recv() == Err(TryRecvError::Empty);
+        let view = match upgrading(manager, move |manager| manager.prepare_upgrade(&wanted, id, is_asked)).await {
             Ok(view) => view,
-            Err(error) => return Problem::from(&error).into_response(),
+            Err(problem) => return problem.into_response(),
         };
         let cells = Arc::clone(self);
         tokio::spawn(async move {
-            let _change = cells.change.lock().await;
+            let Ok(_change) = timeout(CHANGE_LIMIT, cells.change.lock()).await else {
+                return cells.manager.fail_upgrade(id, Problem::change_under_way().detail);
+            };
             let result = match cells.upgrade_all(&spec).await {
                 Ok(()) => cells.manager.begin_upgrade(&spec, id).map_err(|error| error.to_string()),
                 Err(why) => Err(why),

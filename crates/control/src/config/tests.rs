@@ -252,15 +252,33 @@ fn a_format_of_a_guest_is_no_difference() {
 #[test]
 fn settings_are_handed_on_as_they_are() {
     let text = "shards = \"0,2\"\npolling = \"spin\"\nplacement = \"disk\"\nisolation = \"tenant\"\nworker_shards = \"2\"\n\
-                socket_group = \"kvm\"\n[[app]]\nuid = 7\nvolumes = [\"*\"]\ncaps.iops = 5\n[[operator]]\nuid = 8\n[[operator]]\ngid = 9\n";
+                socket_group = \"kvm\"\n[[app]]\nuid = 7\nvolumes = [\"*\"]\ncaps.iops = 5\n[[operator]]\nuid = 8\n[[operator]]\ngid = 9\n\
+                [sandbox]\nallow = [\"/srv\"]\nmemory = \"1G\"\n";
     let settings = parse(text).unwrap().settings();
     let handed: FileSettings = serde_json::from_str(&serde_json::to_string(&settings).unwrap()).unwrap();
     assert_eq!(handed, settings);
     assert!(settings.differences(&handed).is_empty());
     let empty = parse("").unwrap().settings();
     assert_eq!(settings.socket_group(), Some("kvm"));
-    let all = ["shards", "polling", "placement", "isolation", "worker_shards", "socket_group", "app", "operator"];
-    assert_eq!((settings.differences(&empty), empty), (all.to_vec(), FileSettings::default()));
+    let all = ["shards", "polling", "placement", "isolation", "worker_shards", "socket_group", "app", "operator", "sandbox"];
+    assert_eq!(settings.differences(&empty), all);
+    // What the settings of a daemon of an earlier version do not have is no difference.
+    assert_eq!(empty.differences(&FileSettings::default()), [""; 0]);
+    assert_eq!(settings.differences(&FileSettings::default()), all[..8]);
+}
+
+/// What workers give up they were told when the daemon began: a path that is allowed since then is not, and that is said.
+#[test]
+fn another_sandbox_in_the_file_is_a_difference() {
+    let held = parse("[sandbox]\nallow = [\"/srv/a\"]\n").unwrap().settings();
+    let handed: FileSettings = serde_json::from_str(&serde_json::to_string(&held).unwrap()).unwrap();
+    for now in ["[sandbox]\nallow = [\"/srv/a\", \"/srv/b\"]\n", "[sandbox]\nallow = [\"/srv/a\"]\nfiles = 4096\n", ""] {
+        assert_eq!(handed.differences(&parse(now).unwrap().settings()), ["sandbox"], "{now}");
+    }
+    assert_eq!(
+        handed.differences(&parse("polling = \"spin\"\n[sandbox]\nallow = [\"/srv/a\"]\n").unwrap().settings()),
+        ["polling"]
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use super::{Asker, Elsewhere, Inner, Manager, limits};
 use crate::{
     Name,
-    apps::{AppChange, AppUser, invalid},
+    apps::{self, AppChange, AppUser, invalid},
     error::ControlError,
     model::GroupCaps,
     store::{Changes, StoreError},
@@ -215,7 +215,8 @@ impl Manager {
         if app.caps.is_empty() || !self.is_on_trial() {
             return Ok(());
         }
-        Err(invalid(app.uid, "caps: an upgrade is not settled, and who may take over again may know none; try again later"))
+        let why = "caps: an upgrade is not settled, and who may take over again may know none; try again later";
+        Err(ControlError::untimely("user", &apps::name(app.uid), why))
     }
 
     fn app_view(&self, inner: &Inner, uid: u32, others: &Others) -> Result<AppView, ControlError> {

@@ -9,11 +9,12 @@
 //! * What is stored of a copy's progress was durable on the target before. Nothing that does not outlive a process counts.
 //! * While a copy runs or is paused, nobody else writes its target, and its source neither goes nor changes its size.
 //! * A copy has ended when that is stored, not before: what is stored as running goes on at the next start.
+//! * A copy has its thread until that has ended: only then its target is free, and another thread may go on with it.
 
 mod pump;
 
 use std::{
-    sync::{Arc, PoisonError},
+    sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -37,6 +38,8 @@ use crate::{
 const ENDED: usize = 64;
 /// How long the end of copies is waited for when the daemon stops.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an order waits for the end of a copy's present step: behind a slow volume that takes long, behind one that hangs for ever.
+const MOMENT: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(2);
 
 /// A copy, and its thread while it has one.
@@ -57,6 +60,29 @@ impl Copy {
         Self { record, thread: None, failing: None }
     }
 
+    /// Whether its thread was told to end and has not yet.
+    fn is_ending(&self) -> bool {
+        self.thread.as_ref().is_some_and(|running| running.live.wish() != Wish::GoOn && !running.handle.is_finished())
+    }
+
+    fn is_of(&self, live: &Arc<Live>) -> bool {
+        self.thread.as_ref().is_some_and(|running| Arc::ptr_eq(&running.live, live))
+    }
+
+    /// It runs no longer, whatever can be stored of that.
+    fn pause(&mut self) {
+        if self.record.state == CopyState::Running {
+            self.record.state = CopyState::Paused;
+        }
+    }
+
+    /// Its thread is told to end, if there is one.
+    fn tell(&self, wish: Wish) -> Option<Arc<Live>> {
+        let running = self.thread.as_ref()?;
+        running.live.tell(wish);
+        Some(Arc::clone(&running.live))
+    }
+
     pub(super) fn view(&self) -> CopyView {
         let mut record = self.record.clone();
         if let Some(running) = &self.thread
@@ -64,7 +90,8 @@ impl Copy {
         {
             running.live.progress().apply(&mut record);
         }
-        record.reason = record.reason.or_else(|| self.failing.clone());
+        let ending = || self.is_ending().then(|| "its present step has not ended yet".to_owned());
+        record.reason = record.reason.or_else(|| self.failing.clone()).or_else(ending);
         CopyView::of(&record)
     }
 
@@ -87,7 +114,6 @@ impl Manager {
 
     /// Begins a copy.
     pub fn create_copy(&self, spec: &CopySpec) -> Result<CopyView, ControlError> {
-        let _one_at_a_time = self.copy_orders.lock().unwrap_or_else(PoisonError::into_inner);
         let mut inner = self.lock()?;
         let name = match &spec.name {
             Some(name) => name.clone(),
@@ -112,7 +138,6 @@ impl Manager {
 
     /// Pauses a copy, has it go on, or sets how fast it may be.
     pub fn change_copy(&self, name: &str, change: &CopyChange) -> Result<CopyView, ControlError> {
-        let _one_at_a_time = self.copy_orders.lock().unwrap_or_else(PoisonError::into_inner);
         match change.state {
             None => self.set_copy_rate(name, change.rate),
             Some(CopyState::Running) => self.resume_copy(name, change.rate),
@@ -128,6 +153,9 @@ impl Manager {
         let Some(rate) = rate else { return self.copy(name) };
         let mut inner = self.lock()?;
         let mut record = inner.copy(name)?.record.clone();
+        if record.state == CopyState::Done {
+            return Err(ControlError::untimely("copy", &record.name, "it is done: begin another one"));
+        }
         take_rate(&mut record, Some(rate));
         self.store.apply(&Changes { put_copies: vec![&record], ..Changes::default() })?;
         if let Some(copy) = inner.copies.get_mut(name) {
@@ -149,30 +177,50 @@ impl Manager {
             }
             CopyState::Running => {}
             CopyState::Done | CopyState::Failed => {
-                return Err(ControlError::invalid("copy", &record.name, "it has ended: there is nothing to pause"));
+                return Err(ControlError::untimely("copy", &record.name, "it has ended: there is nothing to pause"));
             }
         }
         record.state = CopyState::Paused;
         take_rate(&mut record, rate);
         self.store.apply(&Changes { put_copies: vec![&record], ..Changes::default() })?;
-        let running = inner.copies.get_mut(name).and_then(|copy| {
-            copy.record = record;
-            copy.thread.take()
+        let live = inner.copies.get_mut(name).and_then(|copy| {
+            copy.record = record.clone();
+            copy.tell(Wish::Keep)
         });
         drop(inner);
-        end(running, Wish::Keep);
+        self.wait_for_copy(&record.name, live)?;
         self.copy(name)
+    }
+
+    /// Waits until the thread of a copy has ended, but no longer than a moment. The manager must not be locked.
+    fn wait_for_copy(&self, name: &Name, live: Option<Arc<Live>>) -> Result<(), ControlError> {
+        let Some(live) = live else { return Ok(()) };
+        let deadline = Instant::now() + MOMENT;
+        loop {
+            match self.peek().copies.get(name).filter(|copy| copy.is_of(&live)) {
+                Some(copy) if copy.is_ending() => {}
+                _ => return Ok(()),
+            }
+            if Instant::now() >= deadline {
+                return Err(ControlError::CopyEnding { name: name.clone() });
+            }
+            thread::sleep(LOOK);
+        }
     }
 
     fn resume_copy(&self, name: &str, rate: Option<Size>) -> Result<CopyView, ControlError> {
         let mut inner = self.lock()?;
-        let mut record = inner.copy(name)?.record.clone();
+        let copy = inner.copy(name)?;
+        let mut record = copy.record.clone();
+        if copy.is_ending() {
+            return Err(ControlError::CopyEnding { name: record.name });
+        }
         match record.state {
             CopyState::Running => {
                 drop(inner);
                 return self.set_copy_rate(name, rate);
             }
-            CopyState::Done => return Err(ControlError::invalid("copy", &record.name, "it is done: begin another one")),
+            CopyState::Done => return Err(ControlError::untimely("copy", &record.name, "it is done: begin another one")),
             CopyState::Failed => {
                 inner.check_copy(&record.source, &record.target)?;
                 let (source, target) = inner.switches(&record.source, &record.target)?;
@@ -194,32 +242,45 @@ impl Manager {
         inner.copy(name).map(Copy::view)
     }
 
-    /// Ends a copy and forgets it. What it has copied stays on the target.
+    /// Ends a copy and forgets it. What it has copied stays on the target, which is free when the copy's present step has ended.
     pub fn delete_copy(&self, name: &str) -> Result<(), ControlError> {
-        let _one_at_a_time = self.copy_orders.lock().unwrap_or_else(PoisonError::into_inner);
         let mut inner = self.lock()?;
-        let record = &inner.copy(name)?.record;
-        let name = record.name.clone();
-        let running = inner.copies.get_mut(&name).and_then(|copy| copy.thread.take());
-        // Until its thread has ended the target is not free.
-        drop(inner);
-        end(running, Wish::Cancel);
-        let mut inner = self.lock()?;
-        let stored = self.store.apply(&Changes { remove_copies: vec![&name], ..Changes::default() });
-        match (stored, inner.copies.get_mut(&name)) {
-            (Ok(()), _) => {
-                inner.copies.remove(&name);
-                tracing::info!(copy = %name, "copy cancelled");
-                Ok(())
-            }
-            (Err(error), copy) => {
-                // It stands still, and a start of the daemon has it go on.
-                if let Some(copy) = copy.filter(|copy| copy.record.state == CopyState::Running) {
-                    copy.record.state = CopyState::Paused;
-                }
-                Err(error.into())
-            }
+        let name = inner.copy(name)?.record.name.clone();
+        let Some(copy) = inner.copies.get_mut(&name) else { return Ok(()) };
+        let live = copy.tell(Wish::Cancel);
+        if copy.is_ending() {
+            // Whatever comes, it does not go on.
+            copy.pause();
+            let stored = self.store.apply(&Changes { put_copies: vec![&copy.record], ..Changes::default() });
+            drop(inner);
+            self.wait_for_copy(&name, live.clone())?;
+            stored?;
+            inner = self.lock()?;
         }
+        self.forget_copy(&mut inner, &name, live.as_ref())
+    }
+
+    /// Forgets a copy that was cancelled, if it is that one still: has the same thread, or none as then.
+    fn forget_copy(&self, inner: &mut Inner, name: &Name, live: Option<&Arc<Live>>) -> Result<(), ControlError> {
+        let Some(copy) = inner.copies.get_mut(name) else { return Ok(()) };
+        if !live.map_or(copy.thread.is_none(), |live| copy.is_of(live)) {
+            return Err(ControlError::untimely("copy", name, "it was begun again meanwhile"));
+        }
+        copy.pause();
+        self.store.apply(&Changes { remove_copies: vec![name], ..Changes::default() })?;
+        inner.copies.remove(name);
+        tracing::info!(copy = %name, "copy cancelled");
+        Ok(())
+    }
+
+    /// A copy is resumed between the two looks of who cancels it.
+    #[cfg(test)]
+    pub(super) fn cancel_what_is_resumed_for_tests(&self, name: &str) -> Result<(), ControlError> {
+        let live = self.peek().copies.get(name).and_then(|copy| Some(Arc::clone(&copy.thread.as_ref()?.live)));
+        self.change_copy(name, &CopyChange { state: Some(CopyState::Running), rate: None })?;
+        let mut inner = self.lock()?;
+        let name = inner.copy(name)?.record.name.clone();
+        self.forget_copy(&mut inner, &name, live.as_ref())
     }
 
     /// Starts the thread of a copy that runs; one that cannot run has failed.
@@ -315,20 +376,18 @@ impl Manager {
 
     /// Ends the threads of all copies, which go on after the next start.
     pub(super) fn leave_copies(&self) {
-        let threads: Vec<_> = self.peek().copies.values_mut().filter_map(|copy| copy.thread.take()).collect();
-        for running in &threads {
-            running.live.tell(Wish::Keep);
+        for running in self.peek().copies.values().filter_map(|copy| copy.thread.as_ref()) {
+            if running.live.wish() == Wish::GoOn {
+                running.live.tell(Wish::Keep);
+            }
         }
         let deadline = Instant::now() + PATIENCE;
-        for Running { handle, .. } in threads {
-            while !handle.is_finished() && Instant::now() < deadline {
-                thread::sleep(LOOK);
-            }
-            if handle.is_finished() {
-                let _ = handle.join();
-            } else {
+        while self.peek().copies.values().any(Copy::is_ending) {
+            if Instant::now() >= deadline {
                 tracing::error!("a copy does not come to its end; it goes with the process");
+                return;
             }
+            thread::sleep(LOOK);
         }
     }
 }
@@ -337,15 +396,6 @@ impl Manager {
 fn take_rate(record: &mut CopyRecord, rate: Option<Size>) {
     if let Some(rate) = rate {
         record.rate = Some(rate).filter(|rate| rate.0 > 0);
-    }
-}
-
-/// Ends a copy's thread and waits for that. The manager must not be locked.
-fn end(running: Option<Running>, wish: Wish) {
-    let Some(Running { live, handle }) = running else { return };
-    live.tell(wish);
-    if handle.join().is_err() {
-        tracing::error!("the thread of a copy panicked");
     }
 }
 
@@ -437,8 +487,8 @@ impl Inner {
     }
 
     /// What a copy's thread tells while it runs, and at its end. Only what is stored is so; whether it is.
-    fn note_copy(&mut self, manager: &Manager, name: &Name, change: impl FnOnce(&mut CopyRecord)) -> bool {
-        let Some(copy) = self.copies.get_mut(name) else { return true };
+    fn note_copy(&mut self, manager: &Manager, name: &Name, live: &Arc<Live>, change: impl FnOnce(&mut CopyRecord)) -> bool {
+        let Some(copy) = self.copies.get_mut(name).filter(|copy| copy.is_of(live)) else { return true };
         let mut record = copy.record.clone();
         change(&mut record);
         match manager.store.apply(&Changes { put_copies: vec![&record], ..Changes::default() }) {

@@ -207,12 +207,13 @@ impl Manager {
         }
         let socket = self.socket(spec);
         if let Some(other) = inner.devices.values().find(|other| self.socket(&other.record.spec) == socket) {
-            let why = format!("its socket {} is that of device {}", socket.display(), other.record.spec.name);
-            return Err(ControlError::invalid("device", &spec.name, why));
+            let other = &other.record.spec.name;
+            let why = format!("its socket {} is that of device {other}: choose another --socket", socket.display());
+            return Err(ControlError::untimely("device", &spec.name, why));
         }
         let taken = |cntlid: &u16| inner.devices.values().any(|device| device.record.cntlid == *cntlid);
         let cntlid = (1..=MAX_CNTLID).find(|cntlid| !taken(cntlid));
-        let cntlid = cntlid.ok_or_else(|| ControlError::invalid("device", &spec.name, "there are too many devices"))?;
+        let cntlid = cntlid.ok_or_else(|| ControlError::untimely("device", &spec.name, "there are too many devices"))?;
         let mut spec = spec.clone();
         let given = spec.kind.nvme().and_then(|nvme| nvme.uuid);
         if let Some(uuid) = given {
@@ -306,7 +307,7 @@ impl Manager {
         let Some(device) = inner.devices.remove(name) else { return Ok(()) };
         inner.retire(device);
         let live = if inner.retiring.iter().any(|(uuid, ..)| *uuid == record.uuid) {
-            Err(ControlError::invalid("device", &record.spec.name, "the shard that it was on does not let go of it"))
+            Err(ControlError::untimely("device", &record.spec.name, "the shard that it was on does not let go of it"))
         } else {
             self.start_device(inner, &record, Some(disk))
         };
@@ -358,7 +359,7 @@ impl Inner {
         }
         if let Some(owner) = &volume.record.created_by {
             let why = format!("the guest of device {owner} created it for itself; detach it there first");
-            return Err(ControlError::invalid("volume", &volume_name, why));
+            return Err(ControlError::untimely("volume", &volume_name, why));
         }
         if nsid > 1 {
             self.check_replica(entry, volume, spec.read_only)?;

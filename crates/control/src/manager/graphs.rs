@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!   VolumeSpec.stack ─► check: files and volumes are free ─► Graph::build, mount ─► Switch ─► Namespace
-//!   change: the volume is marked, the lock let go ─► build beside ─► exchange, storing in the pause ─► the mark goes
+//!   change: exchange.rs
 //! ```
+
+mod exchange;
 
 use std::{
     cell::RefCell,
@@ -23,7 +25,7 @@ use millrace_services::{
     Health, Leaf, MAX_DEPTH, Node, Reason, Service, Settings, SharedObjects, Status,
     background::{OnShards, Spawner},
     find,
-    graph::{self, Graph, GraphError, LeafError, LeafRequest, Leaves, Plan, Stored, Terms, Tree},
+    graph::{Graph, GraphError, LeafError, LeafRequest, Leaves, Plan, Stored, Tree},
     meter::{self, Meters},
 };
 use serde::{Deserialize, Serialize};
@@ -34,24 +36,21 @@ use super::{
     Inner, Manager, VolumeView,
     leaves::KeptLeaves,
     shapes::Shapes,
-    volumes::{FileChange, FileIdentity, look_at_files},
+    volumes::{FileChange, FileIdentity},
 };
 use crate::{
     Name, Size,
     error::ControlError,
     model::{ServiceAnswer, ServiceCommand, VolumeChange, VolumeSpec},
-    store::{Changes, Store, VolumeRecord},
+    store::Store,
     usage::{Metered, UsageQuestion, UsageRow},
 };
+pub(super) use exchange::Watched;
 
-/// How long a change waits for requests in flight.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a file may be kept by requests of a worker of which nobody knows: its keeper died as well, or the file is somebody else's. And how
 /// often is looked.
 const FILE_PATIENCE_ALONE: Duration = Duration::from_secs(3);
 const FILE_LOOK: Duration = Duration::from_millis(1);
-/// Stacks of a volume that are remembered.
-const HISTORY: usize = 32;
 
 /// A stack that a volume had, or was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -115,7 +114,7 @@ pub(super) struct LiveGraph {
 impl LiveGraph {
     /// Whether the guest is yet to be told of a loss.
     pub(super) fn is_untold(&self) -> bool {
-        self.switch.is_untold() || self.graph.has_untold()
+        self.watch().is_untold()
     }
 
     pub(super) fn tree(&self) -> Tree {
@@ -308,7 +307,7 @@ impl Inner {
             }
         }
         for (above, leaf) in volume_leaves(&spec.stack, None) {
-            self.check_volume_leaf(spec, above, leaf).map_err(wrong)?;
+            self.check_volume_leaf(spec, above, leaf)?;
         }
         let depth = self.depth(&spec.stack);
         if depth > MAX_DEPTH {
@@ -327,44 +326,48 @@ impl Inner {
             let why = format!(
                 "volume {name} is over it, though it could not be opened: its data would go; delete the volume for that"
             );
-            return Err(ControlError::invalid("volume", disk, why));
+            return Err(ControlError::untimely("volume", disk, why));
         }
         Ok(())
     }
 
-    fn check_volume_leaf(&self, spec: &VolumeSpec, above: Option<&str>, leaf: &Leaf) -> Result<(), String> {
+    fn check_volume_leaf(&self, spec: &VolumeSpec, above: Option<&str>, leaf: &Leaf) -> Result<(), ControlError> {
         let Some(name) = leaf.volume() else { return Ok(()) };
-        let Some(volume) = self.volumes.get(name) else { return Err(format!("there is no volume {name}")) };
+        let missing = || ControlError::NoLeaf { name: spec.name.clone(), leaf: name.to_owned() };
+        let volume = self.volumes.get(name).ok_or_else(missing)?;
+        let wrong = |why: String| Err(ControlError::invalid("volume", &spec.name, why));
+        let untimely = |why: String| Err(ControlError::untimely("volume", &spec.name, why));
         if self.is_over(name, spec.name.as_str()) {
-            return Err(format!("volume {name} is over it already: a volume cannot be over itself"));
+            return wrong(format!("volume {name} is over it already: a volume cannot be over itself"));
         }
         if let Some((device, nsid)) = self.users(name).next() {
-            return Err(format!("volume {name} is attached to {} as namespace {nsid}", device.record.spec.name));
+            let device = &device.record.spec.name;
+            return untimely(format!("volume {name} is attached to {device} as namespace {nsid}: detach it first"));
         }
         if volume.record.spec.read_only {
-            return Err(format!("volume {name} is read-only"));
+            return untimely(format!("volume {name} is read-only"));
         }
         if let Some(copy) = self.copy_to(name) {
-            return Err(format!("copy {copy} writes to volume {name}"));
+            return untimely(format!("copy {copy} writes to volume {name}: wait for it, or cancel it"));
         }
         if self.resizing.contains(name) {
-            return Err(format!("volume {name} is being resized: try again when that is done"));
+            return untimely(format!("volume {name} is being resized: try again when that is done"));
         }
         if self.changing.contains_key(name) {
-            return Err(format!("volume {name} is being changed: try again when that is done"));
+            return untimely(format!("volume {name} is being changed: try again when that is done"));
         }
         let shares = above.and_then(find).is_some_and(|kind| kind.shares_legs);
         match (shares, volume.record.spec.stack.is_disk()) {
             (true, true) | (false, false) => {}
             (false, true) => {
-                return Err(format!("volume {name} is a disk: volumes have parts of it (share | volume:{name})"));
+                return wrong(format!("volume {name} is a disk: volumes have parts of it (share | volume:{name})"));
             }
             (true, false) => {
-                return Err(format!("volume {name} is no disk; \"millrace disk create NAME STACK\" makes one to share"));
+                return wrong(format!("volume {name} is no disk; \"millrace disk create NAME STACK\" makes one to share"));
             }
         }
         match self.volumes_over(name).find(|(other, sharing)| **other != spec.name && !(shares && *sharing)) {
-            Some((other, _)) => Err(format!("volume {name} is part of volume {other} already")),
+            Some((other, _)) => untimely(format!("volume {name} is part of volume {other} already")),
             None => Ok(()),
         }
     }
@@ -468,155 +471,19 @@ impl Manager {
     /// Changes a volume's size or its stack.
     pub fn change_volume(&self, name: &str, change: &VolumeChange) -> Result<VolumeView, ControlError> {
         match (&change.size, &change.stack) {
-            (Some(size), None) if !change.reformat => self.resize_volume(name, *size),
-            (None, Some(stack)) => self.change_stack(name, stack, change.reformat),
+            (Some(size), None) if !change.reformat && change.from.is_none() => self.resize_volume(name, *size),
+            (None, Some(stack)) => self.change_stack_from(name, change.from.as_ref(), stack, change.reformat),
             _ => {
                 let inner = self.peek();
                 let name = &inner.volume(name)?.record.spec.name;
-                Err(ControlError::invalid("volume", name, "a change is of its size, or of its stack"))
+                Err(ControlError::invalid("volume", name, change.fault()))
             }
         }
     }
 
     /// Puts another stack in a volume's place while guests go on.
     pub fn change_stack(&self, name: &str, stack: &Node, reformat: bool) -> Result<VolumeView, ControlError> {
-        look_at_files(stack);
-        self.look_at_unopened();
-        self.change_with(name, reformat, None, |_| Ok(stack.clone()))
-    }
-
-    /// The same for a stack that follows from what is there; `note` is for the history.
-    pub(super) fn change_with(
-        &self,
-        name: &str,
-        reformat: bool,
-        note: Option<String>,
-        next: impl FnOnce(&VolumeRecord) -> Result<Node, ControlError>,
-    ) -> Result<VolumeView, ControlError> {
-        let (mut live, before, mut after) = self.begin_change(name, next)?;
-        after.history.push(HistoryEntry { note, ..HistoryEntry::now(&after.spec.stack) });
-        let meters = meters_of(&live);
-        // The lock is free: services may take their time to leave.
-        let result = self.exchange(&mut live, &before, &after, reformat);
-        // Shards may take theirs as well: what is done meanwhile is the next meter's.
-        self.close_meter(&self.peek(), name, &meters, &live);
-        self.reach_users(name);
-        let mut inner = self.peek();
-        inner.changing.remove(name);
-        match inner.volumes.get_mut(name) {
-            Some(volume) => {
-                volume.graph = Some(live);
-                if let Ok(record) = &result {
-                    volume.record = record.clone();
-                }
-            }
-            // The daemon has stopped meanwhile.
-            None => live.graph.unmount(),
-        }
-        self.retrace(&inner, name);
-        let record = result?;
-        tracing::info!(
-            volume = name, stack = %record.spec.stack, pause_us = record.history.last().and_then(|entry| entry.pause_us),
-            "volume changed"
-        );
-        self.attend_migrations(&mut inner);
-        inner.volume_view(name)
-    }
-
-    /// Marks the volume and takes its graph.
-    fn begin_change(
-        &self,
-        name: &str,
-        next: impl FnOnce(&VolumeRecord) -> Result<Node, ControlError>,
-    ) -> Result<(LiveGraph, VolumeRecord, VolumeRecord), ControlError> {
-        let mut inner = self.lock()?;
-        let volume = inner.idle_volume(name)?;
-        volume.live()?;
-        let before = volume.record.clone();
-        let mut after = before.clone();
-        after.spec.stack = next(&before)?;
-        after.keep_own_file(&before);
-        after.spec.validate()?;
-        if before.spec.read_only {
-            return Err(ControlError::ReadOnly { name: before.spec.name });
-        }
-        if before.spec.stack.is_disk() != after.spec.stack.is_disk() {
-            let why = "a disk stays a disk, and a volume a volume: create another one";
-            return Err(ControlError::invalid("volume", &before.spec.name, why.to_owned()));
-        }
-        inner.check_leaves(&after.spec)?;
-        inner.check_disk_idle(name)?;
-        inner.check_shares_idle(&before.spec)?;
-        let missing = || ControlError::VolumeFailed { name: before.spec.name.clone(), reason: "it has no graph".to_owned() };
-        let live = inner.volumes.get_mut(name).and_then(|volume| volume.graph.take()).ok_or_else(missing)?;
-        inner.changing.insert(before.spec.name.clone(), after.spec.stack.clone());
-        Ok((live, before, after))
-    }
-
-    fn exchange(
-        &self,
-        live: &mut LiveGraph,
-        before: &VolumeRecord,
-        after: &VolumeRecord,
-        reformat: bool,
-    ) -> Result<VolumeRecord, ControlError> {
-        let name = &before.spec.name;
-        let kept = self.settings.keeper.as_ref().map(|keeper| KeptLeaves::beside(keeper, before));
-        let numbers = before.leaf_numbers();
-        let opener = self.peek().opener(&after.spec, None, kept);
-        let (shared, spawner, below) = {
-            let inner = self.peek();
-            (Arc::clone(&inner.means.shared), Arc::clone(&inner.means.spawner), inner.services_below(name))
-        };
-        let size = Some(before.size().0);
-        let block_size = before.block_size().0;
-        let plan = Plan { volume: name.as_str(), stack: &after.spec.stack, size, block_size };
-        let built = Graph::build_next(&plan, &opener, &shared, &spawner, (&live.graph, before.own_size));
-        let mut record = after.clone();
-        let result = built.map_err(|error| failed(name, error)).and_then(|(mut new, own_size)| {
-            record.own_size = own_size;
-            if let Some(kept) = &opener.kept {
-                kept.renumber(&live.graph, &mut record, &numbers, &new);
-            }
-            let mut store = || {
-                let changes = Changes { put_volumes: vec![&record], ..Changes::default() };
-                self.store.apply(&changes).map_err(|error| error.to_string())
-            };
-            let mut restore = || {
-                let changes = Changes { put_volumes: vec![before], ..Changes::default() };
-                if let Err(error) = self.store.apply(&changes) {
-                    tracing::error!(volume = %name, %error, "a change failed, and its stack stays stored: the next start has it");
-                }
-            };
-            self.trace_next(&self.peek(), name, &live.switch, &new);
-            let scratch = ShardConfig::VOLUME_SCRATCH;
-            let (patience, below, store) = (PATIENCE, &below[..], &mut store);
-            let terms = Terms { patience, reformat, scratch, below, store, restore: Some(&mut restore) };
-            let pause = graph::change(&live.switch, &mut live.graph, &mut new, terms)
-                .map_err(|source| ControlError::Change { name: name.clone(), source })?;
-            live.graph = new;
-            live.files.extend(opener.opened.take());
-            let leaves = after.spec.stack.leaves();
-            live.files.retain(|path, _| leaves.iter().any(|leaf| leaf.file() == Some(path.as_path())));
-            Ok(pause)
-        });
-        if let Some(kept) = &opener.kept {
-            kept.forget_all_but(&numbers, if result.is_ok() { &record } else { before }.leaf_numbers().as_slice());
-        }
-        match result {
-            Ok(pause) => {
-                if let Some(entry) = record.history.last_mut() {
-                    entry.pause_us = u64::try_from(pause.as_micros()).ok();
-                }
-                let surplus = record.history.len().saturating_sub(HISTORY);
-                record.history.drain(..surplus);
-                Ok(record)
-            }
-            Err(error) => {
-                opener.files.into_inner().into_iter().for_each(FileChange::undo);
-                Err(error)
-            }
-        }
+        self.change_stack_from(name, None, stack, reformat)
     }
 
     /// The stacks that a volume had, the latest last.

@@ -29,7 +29,7 @@ impl Inner {
             if size >= record.size().0 && self.keeper.as_ref().is_some_and(|keeper| keeper.is_on_trial()) {
                 let why = "how it gets its first size is stored so that the program before this one cannot read it, and that one may take \
                            over again: try again when the upgrade is done";
-                return Err(ControlError::invalid("volume", &record.spec.name, why));
+                return Err(ControlError::untimely("volume", &record.spec.name, why));
             }
             let checked = live.graph.check_first_size(size, block_size);
             checked.map_err(|source| ControlError::Graph { name: record.spec.name.clone(), source })?;
@@ -111,14 +111,24 @@ fn settled(record: &VolumeRecord, size: Size) -> VolumeRecord {
 
 /// Makes a volume smaller again: a growth that was cut off may not have come to erase what was there before the volume was made smaller, and
 /// erasing it now may keep everybody waiting. Nobody has been told of the new size; the next growth erases. Whoever cannot be made smaller
-/// never was; what is below in volumes, those settle.
+/// never was. Volumes below have settled what is theirs to erase; they keep the new size, unless more than that was to be erased.
 fn gives_back(live: &LiveGraph, before: Size) -> bool {
-    let root = live.graph.volume();
+    let (root, stack) = (live.graph.volume(), live.graph.stack());
     let geometry = root.geometry();
     let before = BlockCount(before.0 >> geometry.block_size.shift());
-    let is_plain = live.graph.stack().as_leaf().is_some();
+    let is_plain = stack.as_leaf().is_some();
     let over_volumes = live.graph.leaves().iter().any(|(leaf, _)| leaf.volume().is_some());
-    !is_plain && !over_volumes && before < geometry.blocks && root.resize(before).is_ok()
+    let is_theirs = is_plain || (over_volumes && !erases(stack));
+    !is_theirs && before < geometry.blocks && root.resize(before).is_ok()
+}
+
+/// Whether all of a volume is what a service shows that erases what its leg has grown by, whatever the leg is: it lengthens the leg before.
+fn erases(stack: &Node) -> bool {
+    match stack {
+        Node::Service(node) if ["integrity", "metadata", "crypt"].contains(&node.service.as_str()) => true,
+        Node::Service(node) => matches!(&node.legs[..], [leg] if erases(leg)),
+        Node::Leaf(_) => false,
+    }
 }
 
 /// How long the files of a volume are that the stack states no size of.

@@ -322,7 +322,7 @@ impl Inner {
     pub(super) fn check_goes_on(&self, device: &str) -> Result<(), ControlError> {
         let device = self.device(device)?;
         match self.why_late(device) {
-            Some(why) => Err(ControlError::invalid("device", &device.record.spec.name, why)),
+            Some(why) => Err(ControlError::untimely("device", &device.record.spec.name, why)),
             None => Ok(()),
         }
     }

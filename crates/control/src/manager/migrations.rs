@@ -61,7 +61,7 @@ impl fmt::Display for Note<'_> {
 }
 
 fn none(record: &VolumeRecord) -> ControlError {
-    ControlError::invalid("volume", &record.spec.name, "it is not being migrated")
+    ControlError::untimely("volume", &record.spec.name, "it is not being migrated")
 }
 
 impl Manager {
@@ -73,10 +73,11 @@ impl Manager {
         self.change_with(name, false, Some(note), |record| {
             let wrong = |why: String| ControlError::invalid("volume", &record.spec.name, why);
             if let Some(under_way) = stacks::migration(&record.spec.stack) {
-                return Err(wrong(format!(
+                let why = format!(
                     "it is being migrated to {} already: wait for the end (\"volume show\" tells), or cancel it (--cancel)",
                     under_way.to
-                )));
+                );
+                return Err(ControlError::untimely("volume", &record.spec.name, why));
             }
             if let Some(owner) = &record.created_by {
                 return Err(wrong(format!("the guest of device {owner} created it for itself")));
@@ -235,7 +236,7 @@ impl Inner {
         old.set_leaf_numbers(numbers.filter(|(_, goes)| !goes).map(|(number, _)| number).collect());
         let Ok(live) = self.reopen(&old) else { return Err(error) };
         tracing::error!(volume = %record.spec.name, "{note}; the volume is where it was");
-        old.history.push(HistoryEntry { note: Some(note), ..HistoryEntry::now(&old.spec.stack) });
+        old.remember(HistoryEntry { note: Some(note), ..HistoryEntry::now(&old.spec.stack) });
         self.given_up.push(old.spec.name.clone());
         *record = old;
         Ok(live)

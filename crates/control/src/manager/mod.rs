@@ -14,6 +14,7 @@
 //!   locked; a shard that hangs all the same is waited for once. What guests ask for that needs files is done beside the thread that answers them.
 
 mod apps;
+mod changes;
 mod copies;
 mod crew;
 mod devices;
@@ -29,6 +30,7 @@ mod limits;
 mod looks;
 mod migrations;
 mod moves;
+mod places;
 mod restore;
 mod sessions;
 mod shapes;
@@ -54,7 +56,7 @@ use uuid::Uuid;
 
 use self::{
     copies::Copy,
-    graphs::{LiveGraph, Means},
+    graphs::{LiveGraph, Means, Watched},
     groups::Group,
     host::{HostLink, HostThread},
     late::Late,
@@ -76,6 +78,7 @@ pub use groups::GroupView;
 pub(crate) use groups::ThrottleView;
 pub(crate) use limits::Limit;
 pub(crate) use moves::{RECEIVED, Step};
+pub(crate) use places::{CHANGES, CHANGES_OF_ONE, ChangePlace, NoPlace, Object, Places};
 pub use restore::RestoreError;
 pub(crate) use sessions::{Asker, Elsewhere, Granted, SESSIONS, SessionSpec};
 pub(crate) use traces::{Ending, Target};
@@ -123,8 +126,6 @@ pub struct Manager {
     host: Arc<dyn Host>,
     loads: Mutex<Vec<Load>>,
     account: Account,
-    /// One order to copies at a time: to end one, its thread is waited for without the lock.
-    copy_orders: Mutex<()>,
     /// For threads of its own, which must not keep it alive.
     itself: WeakManager,
     started: Instant,
@@ -133,6 +134,8 @@ pub struct Manager {
     traced: Mutex<Option<Arc<traces::Running>>>,
     /// Volumes that do not answer. Taken before what exists is locked.
     waits: Mutex<waits::Waits>,
+    /// For requests of the API that change something.
+    places: Places,
 }
 
 /// What exists.
@@ -149,6 +152,8 @@ struct Inner {
     formatting: BTreeSet<Name>,
     /// Volumes whose stack is being changed, with the stack that they get.
     changing: BTreeMap<Name, millrace_services::Node>,
+    /// What those know whose graph a change has.
+    watched: BTreeMap<Name, Watched>,
     /// Volumes of which a service carries out a command.
     commanded: BTreeSet<Name>,
     /// Volumes that are being resized.
@@ -168,6 +173,8 @@ struct Inner {
     retiring: Vec<(Uuid, Name, Live)>,
     /// Volumes that came from another worker and were never open here.
     received: BTreeSet<Uuid>,
+    /// Those that are being opened.
+    opening: BTreeSet<Name>,
     stopping: bool,
     /// Without a state, a volume's identity comes from its file, so that guests know it again.
     stateless: bool,
@@ -225,12 +232,12 @@ impl Manager {
             shards,
             engine: Mutex::new(Some(engine)),
             host: Arc::new(link),
-            copy_orders: Mutex::default(),
             itself: itself.clone(),
             started: Instant::now(),
             upgraded: Mutex::default(),
             traced: Mutex::default(),
             waits: Mutex::default(),
+            places: Places::new(),
         });
         let restored = manager.settle_files().map_err(RestoreError::from).and_then(|()| manager.restore(declared));
         if let Err(error) = restored {
@@ -244,6 +251,11 @@ impl Manager {
         let spawned = thread::Builder::new().name("millrace-host".to_owned()).spawn(move || thread.run());
         spawned.map_err(RestoreError::Thread)?;
         Ok(manager)
+    }
+
+    /// Places for requests that change something.
+    pub(crate) fn places(&self) -> &Places {
+        &self.places
     }
 
     /// What exists, for one change.

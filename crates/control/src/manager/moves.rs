@@ -9,15 +9,16 @@
 use std::{
     collections::BTreeSet,
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
-use millrace_services::{Leaf, throttle::groups_of};
+use millrace_services::{Leaf, Node, throttle::groups_of};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{
-    Inner, Manager, Volume,
+    Inner, Manager, REST_LOOK, Volume,
     leaves::in_memory,
     shutdown::{FlushError, flush},
     volumes::look_at_files,
@@ -34,6 +35,9 @@ pub(crate) const RECEIVED: &str = "it is on its way to this worker";
 
 /// How long what was written to a volume may take to become durable before it goes.
 const FLUSH_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long is waited for somebody else who opens a volume that has come.
+const OPENING_LIMIT: Duration = Duration::from_secs(2);
 
 /// A part of a move.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -85,10 +89,31 @@ impl Step {
     }
 }
 
+/// Volumes that are being opened, as long as this lives; what exists is not locked when it goes. Who asks for the same does not hang, too.
+struct Opening<'a> {
+    manager: &'a Manager,
+    volumes: &'a [Name],
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.manager.peek();
+        for name in self.volumes {
+            inner.opening.remove(name);
+        }
+    }
+}
+
 impl Manager {
-    /// Whether there is a volume that has come and was not opened.
+    /// Whether there is a volume that has come, and was not opened, and nobody opens it.
     pub(crate) fn has_received(&self) -> bool {
-        self.peek().volumes.values().any(Volume::is_received)
+        let inner = self.peek();
+        inner.volumes.iter().any(|(name, volume)| volume.is_received() && !inner.opening.contains(name))
+    }
+
+    /// Volumes that have come, and that somebody opens.
+    pub(crate) fn opening(&self) -> BTreeSet<Name> {
+        self.peek().opening.clone()
     }
 
     /// Whether nothing in this worker is known by a UUID that something in another one is to have.
@@ -98,7 +123,8 @@ impl Manager {
 
     /// Does a part of a move; what it is about.
     pub(crate) fn step(&self, step: &Step) -> Result<Vec<VolumeRecord>, ControlError> {
-        self.prepare(step)?;
+        // It ends after the lock.
+        let _opening = self.prepare(step)?;
         let mut inner = self.lock()?;
         if matches!(step, Step::Look { .. } | Step::Release { .. }) {
             // What was found out since that was looked at last goes along.
@@ -111,8 +137,7 @@ impl Manager {
                 inner.check_unchanged(looked)?;
                 self.release(&mut inner, volumes, *before)
             }
-            Step::Open { volumes, closed } => {
-                self.note_closed(&mut inner, closed)?;
+            Step::Open { volumes, .. } => {
                 // From here on it is this worker's, whatever becomes of it.
                 self.store.apply(&Changes { remove_received: volumes.iter().collect(), ..Changes::default() })?;
                 let opened = inner.open_received(volumes);
@@ -124,24 +149,47 @@ impl Manager {
     }
 
     /// What may have to wait for a file system or a shard, while nothing is locked.
-    fn prepare(&self, step: &Step) -> Result<(), ControlError> {
+    fn prepare<'a>(&'a self, step: &'a Step) -> Result<Option<Opening<'a>>, ControlError> {
         match step {
             Step::Release { volumes, .. } => {
                 for name in volumes {
                     self.measure_now(name.as_str());
                 }
-                self.flush_before(volumes)
+                self.flush_before(volumes)?;
+                Ok(None)
             }
-            Step::Open { volumes, .. } => {
-                let mut stacks = Vec::new();
-                for volume in volumes {
-                    stacks.extend(self.peek().volumes.get(volume).map(|volume| volume.record.spec.stack.clone()));
-                }
+            Step::Open { volumes, closed } => {
+                let (opening, stacks) = self.begin_opening(volumes, closed)?;
                 stacks.iter().for_each(look_at_files);
-                Ok(())
+                Ok(Some(opening))
             }
-            Step::Look { .. } | Step::Receive { .. } => Ok(()),
+            Step::Look { .. } | Step::Receive { .. } => Ok(None),
         }
+    }
+
+    /// Marks volumes as being opened; their stacks. One that somebody else opens is waited for, but not for long.
+    fn begin_opening<'a>(
+        &'a self,
+        volumes: &'a [Name],
+        closed: &[VolumeRecord],
+    ) -> Result<(Opening<'a>, Vec<Node>), ControlError> {
+        let deadline = Instant::now() + OPENING_LIMIT;
+        let mut inner = loop {
+            let inner = self.lock()?;
+            let Some(name) = volumes.iter().find(|name| inner.opening.contains(*name)) else { break inner };
+            if Instant::now() >= deadline {
+                let why = "it is being opened already, and what it lies on has not answered yet; try again then";
+                return Err(ControlError::untimely("volume", name, why));
+            }
+            drop(inner);
+            thread::sleep(REST_LOOK);
+        };
+        // Before anything hangs: whoever opens them then may not have been told of it.
+        self.note_closed(&mut inner, closed)?;
+        inner.opening.extend(volumes.iter().cloned());
+        let here = volumes.iter().filter_map(|name| inner.volumes.get(name));
+        let stacks = here.map(|volume| volume.record.spec.stack.clone()).collect();
+        Ok((Opening { manager: self, volumes }, stacks))
     }
 
     /// Makes durable what was written to volumes that are to go: a failure is found out here, where their next guest can be told of it. What is

@@ -97,7 +97,9 @@ impl Manager {
             self.store.apply(&Changes { remove_devices, ..Changes::default() })?;
         }
         self.restore_apps(&mut inner, go_on)?;
-        for record in devices {
+        // Guests first: what programs have mapped takes no room from them.
+        let (sessions, guests): (Vec<_>, Vec<_>) = devices.into_iter().partition(|device| device.session.is_some());
+        for record in guests.into_iter().chain(sessions) {
             self.restore_device(&mut inner, record);
         }
         inner.forget_late(inner.volumes.keys(), &*self.host);
@@ -147,10 +149,13 @@ impl Manager {
         // What the binary before this one would not understand waits until nobody goes back to it.
         let on_trial = self.settings.keeper.as_ref().is_some_and(|keeper| keeper.is_on_trial());
         let mut changed = Vec::new();
-        for volume in inner.volumes.values_mut() {
-            let Some(live) = volume.graph.as_ref() else { continue };
-            let untold = live.is_untold() && (volume.record.untold || !on_trial);
-            let out_of_use = live.graph.out_of_use();
+        let Inner { volumes, watched, .. } = &mut *inner;
+        for (name, volume) in volumes {
+            // A change may have the graph, and may take long.
+            let known = volume.graph.as_ref().map(LiveGraph::watch).or_else(|| watched.get(name).cloned());
+            let Some(known) = known else { continue };
+            let untold = known.is_untold() && (volume.record.untold || !on_trial);
+            let out_of_use = known.out_of_use();
             let record = &mut volume.record;
             if (&out_of_use, untold) != (&record.out_of_use, record.untold) {
                 let before =
@@ -164,8 +169,12 @@ impl Manager {
         // No more than that: a resize or a format stores its steps meanwhile, and what is known here is older.
         let noted = self.store.amend(changed.iter().map(|(name, _)| name), |stored| {
             if let Some(Volume { record, .. }) = inner.volumes.get(&stored.spec.name) {
-                stored.out_of_use.clone_from(&record.out_of_use);
-                stored.untold = record.untold;
+                // Within a change it may be another stack, in which the legs have other words: what is in force notes them (`exchange`).
+                let is_same = stored.spec.stack == record.spec.stack;
+                if is_same {
+                    stored.out_of_use.clone_from(&record.out_of_use);
+                }
+                stored.untold = record.untold || (stored.untold && !is_same);
             }
         });
         let Err(error) = noted else { return };
@@ -446,10 +455,12 @@ impl Inner {
             Ok(made) => (Ok(namespace(Arc::<Switch>::clone(&made.switch), &record, self.keeper.as_ref())), Some(made)),
             Err(reason) => (Err(reason), None),
         };
-        if was_growing && record.growing.is_none() {
-            self.settled.push(record.spec.name.clone());
+        let (name, is_settled) = (record.spec.name.clone(), was_growing && record.growing.is_none());
+        self.volumes.insert(name.clone(), Volume { record, live, graph });
+        if is_settled {
+            self.follow_below(&name);
+            self.settled.push(name);
         }
-        self.volumes.insert(record.spec.name.clone(), Volume { record, live, graph });
     }
 
     /// Shows a namespace that a controller had, also where its shard does not answer, when that is back: without it a pair that was begun there

@@ -10,6 +10,7 @@
 use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc};
 
 use millrace_block::{BlockCount, BlockSize, Ledger, Volume as Blocks, VolumeError};
+use millrace_frontends::nvme::Namespace;
 use millrace_services::graph::follows_blocks;
 
 use super::{Inner, Manager, growth};
@@ -140,6 +141,14 @@ pub(super) fn formatted(record: &VolumeRecord, block_size: BlockSize, bytes: u64
     record
 }
 
+/// What is to be stored of a volume as it is now.
+fn as_it_is(namespace: &Namespace, before: &VolumeRecord) -> VolumeRecord {
+    let geometry = namespace.volume.geometry();
+    let mut record = formatted(before, geometry.block_size, geometry.bytes());
+    record.own_size &= record.spec.size == before.spec.size;
+    record
+}
+
 /// Why a volume has not changed its shape; that it could not be stored is told as such.
 pub(super) fn told(error: VolumeError) -> ControlError {
     match error {
@@ -160,9 +169,7 @@ impl Manager {
             let Some(volume) = inner.volumes.get_mut(name) else { continue };
             let Ok(namespace) = &volume.live else { continue };
             namespace.measure();
-            let (before, geometry) = (&volume.record, namespace.volume.geometry());
-            let mut record = formatted(before, geometry.block_size, geometry.bytes());
-            record.own_size &= record.spec.size == before.spec.size;
+            let record = as_it_is(namespace, &volume.record);
             // On the way down the same was stored, unless something failed.
             let shape = Shape::of(&record);
             if let Err(error) = self.store.amend([&record.spec.name], |stored| shape.set(stored)) {
@@ -174,6 +181,15 @@ impl Manager {
 }
 
 impl Inner {
+    /// A volume was given a size when it was opened, and those that it is made of with it: what is known of these is what is stored by now.
+    pub(super) fn follow_below(&mut self, name: &Name) {
+        for below in self.below(name.as_str()) {
+            let Some(volume) = self.volumes.get_mut(&below) else { continue };
+            let Ok(namespace) = &volume.live else { continue };
+            volume.record = as_it_is(namespace, &volume.record);
+        }
+    }
+
     /// Whether nothing happens to the volumes that this one is made of, so that their shapes may change with its own.
     pub(super) fn check_below_idle(&self, name: &str) -> Result<(), ControlError> {
         self.below(name).iter().try_for_each(|below| {

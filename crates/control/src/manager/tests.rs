@@ -27,6 +27,7 @@ mod copies;
 mod deletes;
 mod disks;
 mod ends;
+mod exchanges;
 mod groups;
 mod guests;
 mod migrations;
@@ -40,7 +41,8 @@ mod traces;
 mod twisted;
 mod virtio;
 
-pub(super) use guests::{HUNG, before_look};
+pub(crate) use guests::HUNG;
+pub(super) use guests::before_look;
 
 /// The longest wait before a hang is called one: far longer than anything takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
@@ -572,6 +574,34 @@ fn the_uuid_of_a_device_whose_commands_go_on_is_taken() {
     assert!(refused.contains("device d, which is deleted") && refused.contains("not finished"), "{refused}");
     inner.bury();
     assert_eq!(inner.check_unused("device", &name, uuid).ok(), Some(()));
+}
+
+/// What fits at another time, or when something else is other than it is now, is a conflict; what is not there is missing.
+#[test]
+fn what_may_be_asked_for_again_is_a_conflict() {
+    let rig = Rig::new();
+    rig.create_volume(&volume("m", "64K", "memory")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("m", None)).unwrap();
+    let over = |stack: &str| {
+        let spec = VolumeSpec { stack: stack.parse().unwrap(), ..volume("v", "64K", "memory") };
+        rig.create_volume(&spec).unwrap_err()
+    };
+    let uuid = Some(rig.volume("m").unwrap().uuid.parse().unwrap());
+    let same_uuid = VolumeSpec { uuid, ..volume("w", "64K", "memory") };
+    let same_socket = DeviceSpec { socket: Some(rig.path("d.sock")), ..device("e", "{}") };
+    for (error, class, code) in [
+        (over("concat(volume:m)"), Class::Conflict, "not-now"),
+        (over("concat(volume:none)"), Class::Missing, "no-volume"),
+        (rig.create_volume(&same_uuid).unwrap_err(), Class::Conflict, "not-now"),
+        (rig.create_device(&same_socket).unwrap_err(), Class::Conflict, "not-now"),
+        (rig.cancel_migration("m").unwrap_err(), Class::Conflict, "not-now"),
+    ] {
+        assert_eq!((error.class(), error.code()), (class, code), "{error}");
+    }
+    // The system has no address space for it.
+    let error = rig.create_volume(&volume("large", "4E", "memory")).unwrap_err();
+    assert!(error.class() == Class::Failed && error.to_string().contains("4611686018427387904 bytes of memory"), "{error}");
 }
 
 /// To guests it means that there is none, and at the keeper it is the daemon itself.

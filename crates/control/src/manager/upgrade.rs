@@ -19,7 +19,7 @@ use super::{Device, Ending, Inner, Manager};
 use crate::{
     Name,
     cells::folder,
-    error::ControlError,
+    error::{Class, ControlError},
     upgrade::{Asked, UpgradeSpec, UpgradeState, UpgradeView, layouts},
 };
 
@@ -42,9 +42,11 @@ pub(super) struct LastUpgrade {
 
 impl Manager {
     /// Begins an upgrade; [`Self::last_upgrade`] tells how it goes.
-    pub fn upgrade(&self, spec: &UpgradeSpec) -> Result<UpgradeView, ControlError> {
+    ///
+    /// `is_asked`: whether whoever asked for it still waits, once all that may take long is done.
+    pub fn upgrade(&self, spec: &UpgradeSpec, is_asked: impl FnOnce() -> bool) -> Result<UpgradeView, ControlError> {
         let id = Uuid::new_v4();
-        let view = self.prepare_upgrade(spec, id)?;
+        let view = self.prepare_upgrade(spec, id, is_asked)?;
         if let Err(error) = self.begin_upgrade(spec, id) {
             self.last().view = None;
             return Err(error);
@@ -53,15 +55,26 @@ impl Manager {
     }
 
     /// From now on an upgrade is under way, of others at first: [`Self::begin_upgrade`] or [`Self::fail_upgrade`] follows.
-    pub(crate) fn prepare_upgrade(&self, spec: &UpgradeSpec, id: Uuid) -> Result<UpgradeView, ControlError> {
+    pub(crate) fn prepare_upgrade(
+        &self,
+        spec: &UpgradeSpec,
+        id: Uuid,
+        is_asked: impl FnOnce() -> bool,
+    ) -> Result<UpgradeView, ControlError> {
         if !spec.binary.is_absolute() {
-            return Err(ControlError::Upgrade { why: "the binary's path is not absolute".to_owned() });
+            let why = "the binary's path is not absolute".to_owned();
+            return Err(ControlError::Upgrade { class: Class::Invalid, why });
         }
         // The lock is free: a file system may take its time.
         let open = self.peek().open_files();
         let why = open.iter().find_map(|(name, path)| lost(name, path)).or_else(|| self.peek().in_the_midst());
         if let Some(why) = why {
-            return Err(ControlError::Upgrade { why });
+            return Err(ControlError::Upgrade { class: Class::Conflict, why });
+        }
+        if !is_asked() {
+            // The binary at that path may be another by now, and nobody looks after it.
+            let why = "who asked for it has gone meanwhile".to_owned();
+            return Err(ControlError::Upgrade { class: Class::Conflict, why });
         }
         let mut last = self.last();
         if last.view.as_ref().is_some_and(|view| view.state == UpgradeState::Running) {
@@ -74,13 +87,15 @@ impl Manager {
 
     /// This worker's turn.
     pub(crate) fn begin_upgrade(&self, spec: &UpgradeSpec, id: Uuid) -> Result<(), ControlError> {
-        let refused = |why: String| Err(ControlError::Upgrade { why });
-        let Some(keeper) = &self.settings.keeper else { return refused("nothing keeps guests alive here".to_owned()) };
+        let refused = |class, why: String| Err(ControlError::Upgrade { class, why });
+        let Some(keeper) = &self.settings.keeper else {
+            return refused(Class::Invalid, "nothing keeps guests alive here".to_owned());
+        };
         tracing::info!(binary = %spec.binary.display(), %id, "an upgrade begins");
         Asked::begin(&self.own_folder(), id, &spec.binary);
         match keeper.upgrade(id.into_bytes(), &spec.binary, spec.trial_millis()) {
             Ok(()) => Ok(()),
-            Err(error) => refused(error.to_string()),
+            Err(error) => refused(Class::Failed, error.to_string()),
         }
     }
 
@@ -117,7 +132,7 @@ impl Manager {
     /// Ends this worker's trial before its time.
     pub(crate) fn settle_upgrade(&self) -> Result<(), ControlError> {
         let settled = self.settings.keeper.as_ref().filter(|keeper| keeper.is_on_trial()).map(|keeper| keeper.settle());
-        settled.unwrap_or(Ok(())).map_err(|error| ControlError::Upgrade { why: error.to_string() })
+        settled.unwrap_or(Ok(())).map_err(|error| ControlError::Upgrade { class: Class::Failed, why: error.to_string() })
     }
 
     /// This worker's own run directory.
@@ -156,7 +171,7 @@ impl Manager {
             // Or it was called off meanwhile, and the keeper has nobody any more who would follow.
             last.refusal = last.refusal.take().or(why);
             if let Some(why) = last.refusal.clone() {
-                return Err(ControlError::Upgrade { why });
+                return Err(ControlError::Upgrade { class: Class::Conflict, why });
             }
             last.has_let_go = true;
         }

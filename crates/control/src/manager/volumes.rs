@@ -8,7 +8,8 @@ use std::{
         fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, mpsc::sync_channel},
+    thread,
     time::Duration,
 };
 
@@ -32,6 +33,9 @@ use crate::{
 
 /// How long requests of a guest that is gone are waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long the files of a deleted volume are waited for.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 /// A volume that was just made and is not known to anyone yet.
 pub(super) struct NewVolume {
@@ -108,6 +112,22 @@ pub(super) fn look(path: &Path) {
     let _ = fs::metadata(path);
 }
 
+/// Closes a volume that is no more, to be done while nothing is locked. Where a file system does not answer, it is closed when that does: it is
+/// deleted all the same, and others' changes may wait for who deletes it.
+fn close(name: &Name, gone: Volume) {
+    let (done, closed) = sync_channel(1);
+    let close = move || {
+        drop(gone);
+        // Who waited may have waited for long enough.
+        let _ = done.send(());
+    };
+    // Where there is no thread, what it was to do is dropped here, and the volume with it.
+    let spawned = thread::Builder::new().name("millrace-close".to_owned()).spawn(close);
+    if spawned.is_ok() && closed.recv_timeout(CLOSE_LIMIT).is_err() {
+        tracing::warn!(volume = %name, "the volume is deleted, and what it lies on does not answer: its files stay locked until it does");
+    }
+}
+
 /// What the making of a volume does to its file.
 pub(super) enum FileChange {
     None,
@@ -149,9 +169,7 @@ impl FileChange {
 impl Manager {
     /// Creates a volume.
     pub fn create_volume(&self, spec: &VolumeSpec) -> Result<VolumeView, ControlError> {
-        look_at_files(&spec.stack);
-        self.look_at_unopened();
-        let warning = images::warning(&spec.stack);
+        let warning = self.look_before_creation(&spec.stack);
         let mut inner = self.lock()?;
         let new = inner.make_volume(spec, None)?;
         let changes = Changes { put_volumes: vec![&new.volume.record], ..Changes::default() };
@@ -237,8 +255,9 @@ impl Manager {
         });
         tracing::info!(volume = %name, "volume deleted");
         drop(inner);
-        // Its files are closed here: where one hangs, nobody waits for it but who deletes it.
-        drop(gone);
+        if let Some(gone) = gone {
+            close(&name, gone);
+        }
         Ok(())
     }
 }
@@ -330,12 +349,12 @@ impl Inner {
             let why = format!(
                 "device {old}, which is deleted, had the UUID {uuid}, and its commands have not finished; try again then"
             );
-            return Err(ControlError::invalid(kind, name, why));
+            return Err(ControlError::untimely(kind, name, why));
         }
         let volumes = self.volumes.values().map(|volume| (volume.record.uuid, &volume.record.spec.name));
         let devices = self.devices.values().map(|device| (device.record.uuid, &device.record.spec.name));
         match volumes.chain(devices).find(|(theirs, _)| *theirs == uuid) {
-            Some((_, other)) => Err(ControlError::invalid(kind, name, format!("{other} has the UUID {uuid} already"))),
+            Some((_, other)) => Err(ControlError::untimely(kind, name, format!("{other} has the UUID {uuid} already"))),
             None => Ok(()),
         }
     }
@@ -357,7 +376,7 @@ impl Inner {
             let is_it = |theirs: &Path| match other.graph.as_ref().and_then(|live| live.files.get(theirs)) {
                 Some(opened) => *opened == identity,
                 // Only the path tells then; that it is not written twice, its lock.
-                None if self.late.is_unheard(&other.record.spec.name) => false,
+                None if self.may_not_answer(&other.record.spec.name) => false,
                 None => FileIdentity::of(theirs) == Some(identity),
             };
             let mut theirs = other.record.spec.stack.leaves().into_iter().filter_map(Leaf::file);
@@ -371,6 +390,11 @@ impl Inner {
             }),
             None => Ok(()),
         }
+    }
+
+    /// Whether the files of a volume that is not open may hang whoever looks at them.
+    fn may_not_answer(&self, name: &Name) -> bool {
+        self.late.is_unheard(name) || self.opening.contains(name)
     }
 
     /// Opens a stored volume. Unlike a new one, it must be there in full: a file is neither made nor lengthened.
@@ -456,20 +480,27 @@ impl Manager {
         let mut unopened: Vec<PathBuf> = Vec::new();
         let inner = self.peek();
         // What does not answer is not asked again.
-        let heard = inner.volumes.values().filter(|volume| !inner.late.is_unheard(&volume.record.spec.name));
+        let heard = inner.volumes.values().filter(|volume| !inner.may_not_answer(&volume.record.spec.name));
         for volume in heard {
             let is_unopened = |path: &&Path| volume.graph.as_ref().is_none_or(|live| !live.files.contains_key(*path));
             let files = volume.record.spec.stack.leaves().into_iter().filter_map(Leaf::file);
             unopened.extend(files.filter(is_unopened).map(Path::to_owned));
         }
         drop(inner);
-        for path in unopened {
-            let _ = fs::metadata(path);
+        for path in &unopened {
+            look(path);
         }
     }
 
+    /// Looks at the files of a volume that is to be, while nothing is locked; what is odd about them.
+    pub(crate) fn look_before_creation(&self, stack: &Node) -> Option<String> {
+        look_at_files(stack);
+        self.look_at_unopened();
+        images::warning(stack)
+    }
+
     /// Measures what a volume holds, for its last line in the account. Asks the system below: nothing is locked meanwhile.
-    pub(super) fn measure_now(&self, name: &str) {
+    pub(crate) fn measure_now(&self, name: &str) {
         let live = self.peek().volumes.get(name).and_then(|volume| volume.live.as_ref().ok().cloned());
         if let Some(namespace) = live {
             namespace.measure();

@@ -32,6 +32,7 @@ fn what_is_no_size_is_named() {
     assert_eq!("0.3K".parse::<Size>(), Err(SizeError::Fraction("0.3K".to_owned())));
     assert_eq!("1.5".parse::<Size>(), Err(SizeError::Fraction("1.5".to_owned())));
     assert_eq!("16E".parse::<Size>(), Err(SizeError::TooLarge("16E".to_owned())));
+    assert!("16E".parse::<Size>().unwrap_err().to_string().starts_with("\"16E\" is 16 EiB or more"));
     assert_eq!("18446744073709551616".parse::<Size>(), Err(SizeError::TooLarge("18446744073709551616".to_owned())));
 }
 

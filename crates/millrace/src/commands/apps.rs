@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::{Done, client, groups::caps, show};
 use crate::{
+    Misuse,
     cli::{AppCommand, Global},
     output::{Table, facts},
 };
@@ -17,7 +18,7 @@ pub(crate) fn app(global: &Global, command: AppCommand) -> Done {
     let path = |user: u32| format!("/v1/apps/{user}");
     match command {
         AppCommand::Create(create) => {
-            let view: AppView = client.post("/v1/apps", &create.app()?)?;
+            let view: AppView = client.post("/v1/apps", &create.app().map_err(Misuse)?)?;
             show(global, &view, |view| format!("{}{}", summary(view), way_in(global)))
         }
         AppCommand::List => {

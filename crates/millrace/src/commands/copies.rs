@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::{Done, client, show};
 use crate::{
+    Misuse,
     cli::{CopyArgs, CopyCommand, Global},
     client::{Client, segment},
     output::{Table, facts},
@@ -25,7 +26,7 @@ pub(crate) fn copy(global: &Global, args: CopyArgs) -> Done {
     let (name, change) = match args.command {
         None => {
             let (Some(source), Some(target)) = (args.source, args.target) else {
-                return Err("a copy has a source and a target".into());
+                return Err(Misuse("a copy has a source and a target".to_owned()).into());
             };
             let spec = CopySpec { name: args.name, source, target, rate: args.rate };
             return begin(global, &client, &spec, args.wait);

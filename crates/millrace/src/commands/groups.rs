@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::{Done, client, dash, show};
 use crate::{
+    Misuse,
     cli::{Global, GroupCommand},
     client::segment,
     output::{Table, facts},
@@ -29,7 +30,7 @@ pub(crate) fn group(global: &Global, command: GroupCommand) -> Done {
         GroupCommand::Show { name } => show(global, &client.get(&path(&name))?, described),
         GroupCommand::Change(set) => {
             let path = path(&set.name);
-            let view: GroupView = client.patch(&path, &set.change()?)?;
+            let view: GroupView = client.patch(&path, &set.change().map_err(Misuse)?)?;
             show(global, &view, |view| format!("group {}: {}", view.name, summary(view)))
         }
         GroupCommand::Delete { name } => {

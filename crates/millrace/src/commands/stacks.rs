@@ -2,45 +2,116 @@
 
 use std::{collections::BTreeMap, error::Error};
 
-use millrace_control::{HistoryEntry, Size, VolumeChange, VolumeView};
-use millrace_services::{Health, Kind, Node, Status, graph::Tree};
+use millrace_control::{CHANGED_MEANWHILE, HistoryEntry, Size, VolumeChange, VolumeView};
+use millrace_services::{Health, Kind, Node, Settings, Status, graph::Tree};
 use serde_json::json;
 
 use super::{Done, show};
 use crate::{
-    cli::{Global, stack},
-    client::{Client, segment},
+    Misuse,
+    cli::{Global, VolumeStack, stack},
+    client::{Client, ClientError, segment},
     output::{self, Table},
 };
 
-/// Puts another stack in the place of a volume's.
-pub(super) fn change(global: &Global, client: &Client, name: &str, stack: Node, reformat: bool) -> Done {
-    let change = VolumeChange { size: None, stack: Some(stack), reformat };
-    let view: VolumeView = client.patch(&format!("/v1/volumes/{}", segment(name)), &change)?;
-    show(global, &view, |view| format!("volume {}: {}", view.name, view.stack))
+/// A volume whose stack was changed.
+type Changed = Result<VolumeView, Box<dyn Error>>;
+/// What an edit makes of a stack.
+type Edited = Result<Node, Box<dyn Error>>;
+
+pub(super) fn changed(global: &Global, changed: Changed) -> Done {
+    show(global, &changed?, |view| format!("volume {}: {}", view.name, view.stack))
 }
 
-fn present(client: &Client, name: &str) -> Result<Node, Box<dyn Error>> {
-    let view: VolumeView = client.get(&format!("/v1/volumes/{}", segment(name)))?;
+fn path(name: &str) -> String {
+    format!("/v1/volumes/{}", segment(name))
+}
+
+/// Puts another stack in the place of a volume's, whatever that is.
+pub(super) fn change(client: &Client, VolumeStack { name, stack, reformat }: VolumeStack) -> Changed {
+    Ok(client.patch(&path(&name), &VolumeChange { stack: Some(stack), reformat, ..VolumeChange::default() })?)
+}
+
+fn present(client: &Client, name: &str) -> Edited {
+    let view: VolumeView = client.get(&path(name))?;
     Ok(view.stack)
 }
 
+/// Changes a volume's stack into what `make` makes of it. Where somebody else has changed it meanwhile, that is tried once more, with the stack as
+/// it is by now, if `same` says that to edit the one is plainly to edit the other.
+fn edit(
+    client: &Client,
+    name: &str,
+    reformat: bool,
+    make: impl Fn(&Node) -> Edited,
+    same: impl Fn(&Node, &Node) -> bool,
+) -> Changed {
+    let try_from = |from: &Node| -> Changed {
+        let change = VolumeChange { stack: Some(make(from)?), from: Some(from.clone()), reformat, size: None };
+        Ok(client.patch(&path(name), &change)?)
+    };
+    let read = present(client, name)?;
+    let refused = match try_from(&read) {
+        Err(error) if is_changed_meanwhile(&*error) => error,
+        result => return result,
+    };
+    let now = present(client, name)?;
+    if same(&read, &now) { try_from(&now) } else { Err(refused) }
+}
+
+fn is_changed_meanwhile(error: &(dyn Error + 'static)) -> bool {
+    matches!(error.downcast_ref::<ClientError>(), Some(ClientError::Refused(problem)) if problem.code == CHANGED_MEANWHILE)
+}
+
 /// Puts a service on top.
-pub(super) fn insert(global: &Global, client: &Client, name: &str, service: &str) -> Done {
-    let text = format!("{service} | {}", present(client, name)?);
-    change(global, client, name, stack(&text)?, false)
+pub(super) fn insert(client: &Client, name: &str, service: &str) -> Changed {
+    let make = |from: &Node| -> Edited { Ok(stack(&format!("{service} | {from}")).map_err(Misuse)?) };
+    // Who has put such a service in meanwhile may have meant the same.
+    let same = |read: &Node, now: &Node| {
+        let Ok(made) = make(read) else { return false };
+        let all = words(&made);
+        // What was there before is the last of it.
+        let new = &all[..all.len().saturating_sub(words(read).len())];
+        new.iter().all(|word| settings(read, word) == settings(now, word))
+    };
+    edit(client, name, false, make, same)
 }
 
 /// Takes a service out.
-pub(super) fn remove(global: &Global, client: &Client, name: &str, service: &str) -> Done {
-    let present = present(client, name)?;
-    let Some(stack) = without(&present, service) else {
+pub(super) fn remove(client: &Client, name: &str, service: &str) -> Changed {
+    let make = |from: &Node| -> Edited {
         let advice = "give the stack you want by \"volume change\"";
-        return Err(
-            format!("volume {name}: {present} has no {service} that shows one of its legs as it is; {advice}").into()
-        );
+        let none = || format!("volume {name}: {from} has no {service} that shows one of its legs as it is; {advice}");
+        Ok(without(from, service).ok_or_else(none)?)
     };
-    change(global, client, name, stack, false)
+    // The one that was meant, not another of its kind.
+    let same = |read: &Node, now: &Node| {
+        let there = settings(read, service);
+        there.len() == 1 && there == settings(now, service)
+    };
+    edit(client, name, false, make, same)
+}
+
+/// The services of a stack, each before what it is over.
+fn words(node: &Node) -> Vec<&str> {
+    let Node::Service(service) = node else { return Vec::new() };
+    let below = service.legs.iter().flat_map(words);
+    std::iter::once(service.service.as_str()).chain(below).collect()
+}
+
+/// How the services of one kind are set.
+fn settings<'a>(node: &'a Node, word: &str) -> Vec<&'a Settings> {
+    let Node::Service(service) = node else { return Vec::new() };
+    let own = (service.service == word).then_some(&service.settings);
+    own.into_iter().chain(service.legs.iter().flat_map(|leg| settings(leg, word))).collect()
+}
+
+/// What is below all services that are over one leg.
+fn bare(mut node: &Node) -> &Node {
+    while let [leg] = node.legs() {
+        node = leg;
+    }
+    node
 }
 
 /// The stack without the first service of this name that shows one of its legs as it is: its only one, or what is behind a cache.
@@ -59,16 +130,19 @@ fn without(node: &Node, service: &str) -> Option<Node> {
 }
 
 /// Puts a leaf in the place of another.
-pub(super) fn replace(global: &Global, client: &Client, name: &str, (old, new): (&str, &str), reformat: bool) -> Done {
-    let mut present = present(client, name)?;
-    let (old, new) = (stack(old)?, stack(new)?);
-    let Some(spec) = old.as_leaf().map(|leaf| leaf.spec.clone()) else {
-        return Err(format!("{old} is no leaf").into());
+pub(super) fn replace(client: &Client, name: &str, (old, new): (&str, &str), reformat: bool) -> Changed {
+    let (old, new) = (stack(old).map_err(Misuse)?, stack(new).map_err(Misuse)?);
+    let Some(leaf) = old.as_leaf() else { return Err(Misuse(format!("{old} is no leaf")).into()) };
+    let make = |from: &Node| -> Edited {
+        let mut made = from.clone();
+        if put(&mut made, &leaf.spec, &new) {
+            Ok(made)
+        } else {
+            Err(format!("volume {name}: {from} has no leaf {}", leaf.spec).into())
+        }
     };
-    if !put(&mut present, &spec, &new) {
-        return Err(format!("volume {name}: {present} has no leaf {spec}").into());
-    }
-    change(global, client, name, present, reformat)
+    // What a leaf means is said by what it is a leg of.
+    edit(client, name, reformat, make, |read, now| bare(read) == bare(now))
 }
 
 fn put(node: &mut Node, spec: &str, new: &Node) -> bool {
@@ -170,7 +244,60 @@ fn said(status: &Status) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_control::State;
+    use serde_json::{Value, from_value};
+
     use super::*;
+    use crate::commands::tests::{daemon, volume};
+
+    type Edit = dyn Fn(&Client) -> Changed;
+
+    /// An edit of volume v that meets somebody else's: what was asked for, and what came of it.
+    fn edited(read: &str, now: &str, made: Option<&str>, edit: &Edit) -> (Vec<VolumeChange>, Changed) {
+        let refusal = json!({ "code": CHANGED_MEANWHILE, "status": 409, "detail": "it was changed" }).to_string();
+        let shown = |stack: &str| (200, volume(stack, None, State::Ready));
+        let mut answers = vec![shown(read), (409, refusal), shown(now)];
+        answers.extend(made.map(shown));
+        let folder = tempfile::tempdir().unwrap();
+        let daemon = daemon(folder.path(), answers);
+        let result = edit(&Client::new(folder.path()).unwrap());
+        let asked = daemon.join().unwrap().into_iter().filter(|body| *body != Value::Null);
+        (asked.map(|body| from_value(body).unwrap()).collect(), result)
+    }
+
+    #[test]
+    fn an_edit_that_met_another_is_made_again_where_it_is_plainly_the_same() {
+        let insert = |client: &Client| insert(client, "v", "throttle(iops=9) | meter");
+        let remove = |client: &Client| remove(client, "v", "throttle");
+        let replace = |client: &Client| replace(client, "v", ("file:/b", "file:/c"), true);
+        let legs = "mirror(file:/a, file:/b)";
+        let cases: [(&Edit, &str, &str, Option<&str>); 11] = [
+            (&insert, "file:/a", "stripe | file:/b", Some("throttle(iops=9) | meter | stripe | file:/b")),
+            (&insert, "file:/a", "meter(tenant=acme) | file:/a", None),
+            (&insert, "throttle(iops=5) | file:/a", "throttle(iops=6) | file:/a", None),
+            (&remove, "throttle(iops=5) | file:/a", "meter | throttle(iops=5) | file:/b", Some("meter | file:/b")),
+            (&remove, "throttle(iops=5) | file:/a", "throttle(iops=6) | file:/a", None),
+            (&remove, "throttle(iops=5) | throttle(iops=5) | file:/a", "throttle(iops=5) | file:/a", None),
+            (&remove, "throttle(iops=5) | file:/a", "file:/a", None),
+            (&replace, legs, "meter | mirror(file:/a, file:/b)", Some("meter | mirror(file:/a, file:/c)")),
+            (&replace, legs, "stripe(file:/a, file:/b)", None),
+            (&replace, legs, "file:/b", None),
+            (&replace, "file:/b", "move(file:/b, file:/d)", None),
+        ];
+        for (edit, read, now, made) in cases {
+            let (asked, result) = edited(read, now, made, edit);
+            let from: Vec<_> = asked.iter().map(|change| change.from.clone().unwrap().to_string()).collect();
+            let expected: Vec<_> = [Some(read), made.map(|_| now)].into_iter().flatten().collect();
+            assert_eq!(from, expected, "{read}; {now}");
+            match made {
+                Some(made) => {
+                    assert!(result.is_ok(), "{read}; {now}: {result:?}");
+                    assert_eq!(asked[1].stack, made.parse().ok(), "{read}; {now}");
+                }
+                None => assert_eq!(result.unwrap_err().to_string(), "it was changed", "{read}; {now}"),
+            }
+        }
+    }
 
     #[test]
     fn times_are_utc() {

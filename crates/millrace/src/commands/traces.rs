@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::{Done, client, show};
 use crate::{
+    Misuse,
     cli::{AnalyzeArgs, Export, Global, TraceArgs},
     client::{Client, ClientError, segment},
     output,
@@ -110,7 +111,10 @@ pub(crate) fn analyze(global: &Global, args: &AnalyzeArgs) -> Done {
         let picture = match path.extension().and_then(|extension| extension.to_str()) {
             Some("svg") => plot::svg(&trace, &report),
             Some("html" | "htm") => plot::html(&trace, &report),
-            _ => return Err(format!("{}: a plot is a page (.html) or a picture (.svg)", path.display()).into()),
+            _ => {
+                let what = format!("{}: a plot is a page (.html) or a picture (.svg)", path.display());
+                return Err(Misuse(what).into());
+            }
         };
         std::fs::write(path, picture).map_err(named(path))?;
     }

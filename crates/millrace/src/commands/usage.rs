@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 use super::{Done, client};
 use crate::{
+    Misuse,
     cli::{Global, UsageArgs},
     output::{self, Table},
 };
@@ -193,10 +194,10 @@ pub(crate) fn usage(global: &Global, args: &UsageArgs) -> Done {
     };
     let mut path = format!("/v1/usage?by={by}");
     let [from, to] = [&args.from, &args.to].map(|text| text.as_deref().map(time).transpose());
-    let (from, to) = (from?, to?);
+    let (from, to) = (from.map_err(Misuse)?, to.map_err(Misuse)?);
     if from.zip(to).is_some_and(|(from, to)| from > to) {
         let [from, to] = [&args.from, &args.to].map(|text| text.as_deref().unwrap_or_default());
-        return Err(format!("--from {from} is later than --to {to}; exchange the two").into());
+        return Err(Misuse(format!("--from {from} is later than --to {to}; exchange the two")).into());
     }
     for (name, value) in [("from", from), ("to", to)] {
         if let Some(value) = value {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   any thread ── Lines ─► channel of CAPACITY lines ─► thread "log" ─► standard error
-//!                    └─ full: the line is dropped and counted; the thread says how many when it writes again
+//!                    └─ full: the line is dropped and counted; the thread says how many when it writes again,
+//!                       and how many the flood guard withheld when their second is over
 //! ```
 
 use std::{
@@ -10,13 +11,15 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
-        mpsc::{Receiver, SyncSender, sync_channel},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tracing_subscriber::fmt::MakeWriter;
+
+use super::{Loss, flood::Flood};
 
 /// Lines that wait for a slow reader.
 const CAPACITY: usize = 512;
@@ -26,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 enum Message {
     Line(Vec<u8>),
+    /// There is something to tell later.
+    Wake,
     /// Everything before this is written: say so.
     Flush(SyncSender<()>),
 }
@@ -38,13 +43,22 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Starts the thread that writes to `out`. `lost` words the line for so many dropped ones.
-    pub(super) fn start(out: impl Write + Send + 'static, lost: fn(u64) -> String) -> io::Result<Self> {
+    /// Starts the thread that writes to `out`. `lost` words the line for so many that are missing.
+    pub(super) fn start(
+        out: impl Write + Send + 'static,
+        flood: Flood,
+        lost: impl Fn(Loss, u64) -> String + Send + 'static,
+    ) -> io::Result<Self> {
         let (channel, messages) = sync_channel(CAPACITY);
         let dropped = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&dropped);
-        thread::Builder::new().name("log".to_owned()).spawn(move || write(&messages, out, &counter, lost))?;
+        thread::Builder::new().name("log".to_owned()).spawn(move || write(&messages, out, &counter, &flood, &lost))?;
         Ok(Self { channel, dropped })
+    }
+
+    /// Has the thread see what the flood guard has to tell. One with a full channel sees it by itself.
+    pub(super) fn wake(&self) {
+        let _ = self.channel.try_send(Message::Wake);
     }
 
     /// Waits until what was logged is written, but not long: nobody may be reading.
@@ -57,16 +71,35 @@ impl Lines {
     }
 }
 
-fn write(messages: &Receiver<Message>, mut out: impl Write, dropped: &AtomicU64, lost: fn(u64) -> String) {
-    // An error of standard error has nowhere to go: the next line tries again.
-    while let Ok(message) = messages.recv() {
-        match message {
-            Message::Line(line) => drop(out.write_all(&line)),
-            Message::Flush(done) => drop(done.try_send(())),
+fn write(
+    messages: &Receiver<Message>,
+    mut out: impl Write,
+    dropped: &AtomicU64,
+    flood: &Flood,
+    lost: &impl Fn(Loss, u64) -> String,
+) {
+    loop {
+        let received = match flood.due() {
+            None => messages.recv().map_err(RecvTimeoutError::from),
+            Some(due) => messages.recv_timeout(due.saturating_duration_since(Instant::now())),
+        };
+        let (line, done) = match received {
+            Ok(Message::Line(line)) => (line, None),
+            Ok(Message::Flush(done)) => (Vec::new(), Some(done)),
+            Ok(Message::Wake) | Err(RecvTimeoutError::Timeout) => (Vec::new(), None),
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        // An error of standard error has nowhere to go: the next line tries again.
+        let _ = out.write_all(&line);
+        // The end of the program does not wait for that of the second.
+        let now = done.is_none().then(Instant::now);
+        for (loss, count) in [(Loss::Withheld, flood.take(now)), (Loss::Dropped, dropped.swap(0, Ordering::Relaxed))] {
+            if count > 0 {
+                let _ = out.write_all(lost(loss, count).as_bytes());
+            }
         }
-        let count = dropped.swap(0, Ordering::Relaxed);
-        if count > 0 {
-            let _ = out.write_all(lost(count).as_bytes());
+        if let Some(done) = done {
+            let _ = done.try_send(());
         }
     }
 }
@@ -101,14 +134,14 @@ mod tests {
 
     use super::*;
 
-    fn lost(count: u64) -> String {
+    fn lost(_: Loss, count: u64) -> String {
         format!("{count} lost\n")
     }
 
     #[test]
     fn a_reader_that_does_not_read_costs_lines_and_nothing_else() {
         let (reader, writer) = io::pipe().unwrap();
-        let lines = Lines::start(writer, lost).unwrap();
+        let lines = Lines::start(writer, Flood::default(), lost).unwrap();
         let line = [&[b'x'; 1023][..], b"\n"].concat();
         // More than pipe and channel hold together.
         for _ in 0..4 * CAPACITY {
@@ -133,7 +166,7 @@ mod tests {
     #[test]
     fn what_was_logged_is_written_when_the_program_ends() {
         let (reader, writer) = io::pipe().unwrap();
-        let lines = Lines::start(writer, lost).unwrap();
+        let lines = Lines::start(writer, Flood::default(), lost).unwrap();
         for number in 0..100 {
             writeln!(&lines, "{number}").unwrap();
         }

@@ -76,7 +76,7 @@ impl Live {
         *locked(&self.wish) = wish;
     }
 
-    fn wish(&self) -> Wish {
+    pub(super) fn wish(&self) -> Wish {
         *locked(&self.wish)
     }
 
@@ -127,6 +127,9 @@ impl Pump {
                 Err(error) => self.fail(&error),
             },
             Err(error) => self.fail(&error),
+        }
+        if self.live.wish() == Wish::Cancel {
+            self.forget();
         }
     }
 
@@ -191,7 +194,19 @@ impl Pump {
 
     fn note(&self, change: impl FnOnce(&mut CopyRecord)) -> bool {
         let Some(manager) = self.manager.upgrade() else { return true };
-        manager.peek().note_copy(&manager, &self.name, change)
+        manager.peek().note_copy(&manager, &self.name, &self.live, change)
+    }
+
+    /// It was cancelled. Where that cannot be stored it stays, paused, until it is cancelled again.
+    fn forget(self) {
+        let Self { manager, name, live, copier, .. } = self;
+        // Who may have its volumes then finds nobody there.
+        drop(copier);
+        let Some(manager) = manager.upgrade() else { return };
+        let forgotten = manager.forget_copy(&mut manager.peek(), &name, Some(&live));
+        if let Err(error) = forgotten {
+            tracing::warn!(copy = %name, %error, "a copy that was cancelled could not be forgotten yet: it is paused");
+        }
     }
 
     /// Stores that it is done. Until then it has its target: a start of the daemon would have it go on.

@@ -281,8 +281,8 @@ fn a_full_disk_leaves_who_may_open_what_as_it_was() {
     let mut session = open(&rig, UID, "a", false).unwrap();
     let before = said(&rig);
     disk.set_full(true);
-    refused(rig.delete_app(UID), Class::Failed, "");
-    refused(rig.create_app(&app(OTHER, &["a"], false, 2), &nobody()), Class::Failed, "");
+    refused(rig.delete_app(UID), Class::NoRoom, "");
+    refused(rig.create_app(&app(OTHER, &["a"], false, 2), &nobody()), Class::NoRoom, "");
     disk.set_full(false);
     assert_eq!(said(&rig), before);
     assert!(goes_on(&rig, &mut session));

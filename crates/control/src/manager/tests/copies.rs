@@ -129,8 +129,11 @@ fn nobody_else_has_the_target_while_a_copy_is_under_way() {
         held(rig.delete_volume("b"));
         held(rig.resize_volume("b", size("2M")).map(drop));
         held(
-            rig.change_volume("b", &VolumeChange { stack: Some("memory".parse().unwrap()), reformat: true, size: None })
-                .map(drop),
+            rig.change_volume(
+                "b",
+                &VolumeChange { stack: Some("memory".parse().unwrap()), reformat: true, ..VolumeChange::default() },
+            )
+            .map(drop),
         );
         held(rig.create_copy(&spec(None, "c", "b", None)).map(drop));
         held(rig.create_copy(&spec(None, "b", "c", None)).map(drop));
@@ -328,6 +331,7 @@ fn a_copy_that_cannot_be_stored_is_none() {
     assert!(matches!(rig.change_copy("job", &at_once()), Err(ControlError::Store(_))));
     assert_eq!(rig.copy("job").unwrap().rate, Some(size(SLOW)));
     assert!(matches!(rig.delete_copy("job"), Err(ControlError::Store(_))));
+    assert_eq!(rig.copy("job").unwrap().state, CopyState::Paused, "it stands still all the same");
     disk.set_full(false);
     rig.change_copy("job", &at_once()).unwrap();
     rig.change_copy("job", &to(CopyState::Running)).unwrap();
@@ -411,4 +415,77 @@ fn a_copy_that_does_not_begin_and_whose_failure_is_not_stored_keeps_its_target()
     assert_eq!(rig.copied("job").state, CopyState::Failed);
     assert_eq!(rig.stored_copy("job").state, CopyState::Failed);
     rig.delete_volume("b").unwrap();
+}
+
+/// A step of it takes minutes: its source is behind a throttle.
+fn held_up(rig: &Rig) -> Vec<u8> {
+    let data = rig.two_files();
+    rig.try_change("a", "throttle(bandwidth=4K) | @a.img", false).unwrap();
+    rig.create_copy(&spec(Some("job"), "a", "b", None)).unwrap();
+    let switch = Arc::clone(&rig.peek().volumes["a"].graph.as_ref().unwrap().switch);
+    eventually("a step that is under way", || (switch.in_flight() > 0).then_some(()));
+    data
+}
+
+#[test]
+fn a_copy_that_does_not_end_holds_its_target_and_nobody_else() {
+    let rig = Rig::new();
+    let data = held_up(&rig);
+    for name in ["x", "y"] {
+        rig.create_volume(&rig.file_volume(name, "1M")).unwrap();
+    }
+    thread::scope(|scope| {
+        let cancelled = scope.spawn(|| rig.delete_copy("job"));
+        eventually("a copy that is told to end", || rig.copy("job").unwrap().reason);
+        // What looks for copies that are to go on finds none.
+        rig.launch_copies(&mut rig.peek());
+        rig.create_copy(&spec(Some("other"), "x", "y", None)).unwrap();
+        assert_eq!(rig.copied("other").state, CopyState::Done);
+        let error = rig.change_copy("job", &to(CopyState::Running)).unwrap_err();
+        assert!(matches!(error, ControlError::CopyEnding { .. }), "{error}");
+        let error = cancelled.join().unwrap().unwrap_err();
+        assert!(matches!(error, ControlError::CopyEnding { .. }), "{error}");
+    });
+    assert!(matches!(rig.delete_volume("b"), Err(ControlError::Copying { .. })));
+    assert_eq!(rig.stored_copy("job").state, CopyState::Paused, "a start has it go on no more");
+    rig.try_change("a", "throttle(bandwidth=1G) | @a.img", false).unwrap();
+    // Its thread forgets it.
+    eventually("its end", || rig.copy("job").is_err().then_some(()));
+    assert!(rig.store.load_copies().unwrap().iter().all(|record| record.name.as_str() == "other"));
+    fs::write(rig.path("b.img"), vec![0; 1 << 20]).unwrap();
+    rig.create_copy(&spec(Some("job"), "x", "b", Some(SLOW))).unwrap();
+    assert_eq!(rig.copy("job").unwrap().state, CopyState::Running);
+    assert!(!rig.has("b.img", &data), "nobody writes it any more");
+}
+
+#[test]
+fn a_copy_that_is_paused_within_its_last_step_is_done_after_it() {
+    let rig = Rig::new();
+    let data = held_up(&rig);
+    let error = rig.change_copy("job", &to(CopyState::Paused)).unwrap_err();
+    assert!(matches!(error, ControlError::CopyEnding { .. }), "{error}");
+    let view = rig.copy("job").unwrap();
+    assert!(view.state == CopyState::Paused && view.reason.is_some(), "{view:?}");
+    assert!(matches!(rig.change_copy("job", &to(CopyState::Running)), Err(ControlError::CopyEnding { .. })));
+    rig.try_change("a", "throttle(bandwidth=1G) | @a.img", false).unwrap();
+    eventually("the end of its step", || (rig.copy("job").unwrap().state == CopyState::Done).then_some(()));
+    assert!(rig.has("b.img", &data));
+}
+
+#[test]
+fn who_cancels_a_copy_does_not_forget_one_that_was_begun_again() {
+    let mut rig = Rig::new();
+    rig.two_files();
+    rig.create_copy(&spec(Some("job"), "a", "b", Some(SLOW))).unwrap();
+    rig.change_copy("job", &to(CopyState::Paused)).unwrap();
+    rig.restart();
+    // Of one without a thread, and of one whose thread has ended.
+    for _ in 0..2 {
+        let error = rig.cancel_what_is_resumed_for_tests("job").unwrap_err();
+        assert!(error.to_string().contains("begun again"), "{error}");
+        assert_eq!(rig.copy("job").unwrap().state, CopyState::Running);
+        rig.change_copy("job", &to(CopyState::Paused)).unwrap();
+    }
+    rig.delete_copy("job").unwrap();
+    assert!(rig.copies().is_empty());
 }

@@ -34,3 +34,32 @@ fn a_volume_is_closed_when_what_exists_is_not_locked() {
     rig.delete_volume("v").unwrap();
     assert_eq!(told.recv_timeout(PATIENCE), Ok(false));
 }
+
+/// Takes its time to be closed: until it is told that it may.
+struct Lingers(Mutex<Receiver<()>>);
+
+impl Twist for Lingers {}
+
+impl Drop for Lingers {
+    fn drop(&mut self) {
+        let _ = self.0.lock().unwrap().recv();
+    }
+}
+
+/// With isolation, the changes of others wait for it.
+#[test]
+fn a_volume_whose_files_are_not_closed_is_deleted_all_the_same() {
+    let rig = Rig::new();
+    rig.create_volume(&rig.file_volume("v", "64K")).unwrap();
+    let (release, hung) = channel();
+    rig.twist("v", Lingers(Mutex::new(hung)));
+    let manager = Arc::clone(rig.manager.as_ref().unwrap());
+    let deleting = thread::spawn(move || manager.delete_volume("v"));
+    eventually("a volume that is deleted", || deleting.is_finished().then_some(()));
+    deleting.join().unwrap().unwrap();
+    assert!(rig.volumes().is_empty() && rig.store.load().unwrap().0.is_empty());
+    let is_free = || fs::File::open(rig.path("v.img")).unwrap().try_lock().is_ok();
+    assert!(!is_free(), "it is not closed");
+    drop(release);
+    eventually("a file that is closed", || is_free().then_some(()));
+}

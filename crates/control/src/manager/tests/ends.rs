@@ -3,7 +3,10 @@
 use millrace_block::{BlockError, Operation, Request, Step as Begun, TaskContext, Volume as Blocks};
 
 use super::{guests::HUNG, twisted::Twist, *};
-use crate::manager::shutdown::{FlushError, Limits, flush};
+use crate::{
+    manager::shutdown::{FlushError, Limits, flush},
+    upgrade::UpgradeSpec,
+};
 
 /// How flushes go.
 enum Flushes {
@@ -123,13 +126,39 @@ fn a_volume_that_comes_and_hangs_keeps_nobody_else_waiting() {
     rig.step(&Step::release_looked(&records, LIMIT)).unwrap();
     let (release, hung) = channel();
     HUNG.lock().unwrap().insert(rig.path("v.img"), hung);
+    let mut closed = records;
+    closed[0].untold = true;
     thread::scope(|scope| {
-        let opening = scope.spawn(|| other.step(&open(Vec::new())));
+        let opening = scope.spawn(|| other.step(&open(closed)));
         eventually("a look that hangs", || (!HUNG.lock().unwrap().contains_key(&rig.path("v.img"))).then_some(()));
         assert_eq!(other.volume("v").unwrap().state, State::Failed);
+        // Whoever finishes moves asks for it again: that hangs no second thread, and nobody else waits for it.
+        let again = other.step(&open(Vec::new())).unwrap_err();
+        assert!(again.class() == Class::Conflict && again.to_string().contains("being opened already"), "{again}");
+        let stored = other.store.volume(&"v".parse().unwrap()).unwrap().unwrap();
+        assert!(stored.untold, "whoever opens it in the end tells its next guest");
+        assert!(!other.has_received() && other.opening().len() == 1, "it is not asked for once more");
+        // Nor does who makes another one look at it.
+        let (_, hung) = channel();
+        HUNG.lock().unwrap().insert(rig.path("v.img"), hung);
+        other.create_volume(&volume("k", "64K", "memory")).unwrap();
+        assert!(HUNG.lock().unwrap().remove(&rig.path("v.img")).is_some(), "nobody has looked");
         assert!(!opening.is_finished(), "it waits");
         drop(release);
         opening.join().unwrap().unwrap();
     });
     assert_eq!(other.volume("v").unwrap().state, State::Ready);
+    other.step(&open(Vec::new())).expect("it is over");
+    assert!(matches!(other.flush("v"), Err(FlushError::Volume(_))));
+}
+
+/// The file systems that it looked at may have kept it waiting for hours.
+#[test]
+fn an_upgrade_that_nobody_waits_for_any_more_does_not_begin() {
+    let rig = Rig::new();
+    let spec = UpgradeSpec { binary: "/proc/self/exe".into(), trial_seconds: None };
+    let refused = rig.prepare_upgrade(&spec, Uuid::new_v4(), || false).unwrap_err();
+    assert!(refused.class() == Class::Conflict && refused.to_string().contains("has gone"), "{refused}");
+    assert!(rig.last_upgrade().is_err(), "none is under way");
+    rig.prepare_upgrade(&spec, Uuid::new_v4(), || true).unwrap();
 }

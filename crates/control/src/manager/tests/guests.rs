@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Paths whose file systems do not answer, until somebody says so.
-pub(in crate::manager) static HUNG: Mutex<BTreeMap<PathBuf, Receiver<()>>> = Mutex::new(BTreeMap::new());
+pub(crate) static HUNG: Mutex<BTreeMap<PathBuf, Receiver<()>>> = Mutex::new(BTreeMap::new());
 
 /// Whoever looks first at a path that hangs waits.
 pub(in crate::manager) fn before_look(path: &Path) {

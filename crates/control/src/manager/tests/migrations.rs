@@ -176,6 +176,40 @@ fn a_migration_goes_on_after_a_restart_and_ends_when_it_is_cancelled() {
 }
 
 #[test]
+fn another_change_does_not_end_a_migration() {
+    let (mut rig, _) = Rig::with_content("throttle(iops=1M) | @a");
+    rig.migrate("v", "@b", None, Some(SLOW)).unwrap();
+    rig.under_way("v");
+    let (moving, history) = (rig.stack_of("v"), rig.volume_history("v").unwrap().len());
+    for (stack, reformat) in [
+        ("throttle(iops=1M) | @a", false),
+        ("throttle(iops=9) | @a", true),
+        ("@b", false),
+        ("@b", true),
+        ("throttle(iops=1M) | move(@a, @c)", false),
+        ("move(@b, @a)", true),
+    ] {
+        let error = rig.try_change("v", stack, reformat).unwrap_err();
+        assert_eq!((error.class(), error.code()), (Class::Conflict, "migrating"), "{stack}: {error}");
+        assert!(error.to_string().contains(&rig.stack("being migrated to @b")), "{error}");
+        assert!(error.advice().unwrap().contains("\"millrace volume migrate v --cancel\""));
+        assert_eq!((rig.stack_of("v"), rig.volume_history("v").unwrap().len()), (moving.clone(), history), "{stack}");
+        assert!(!rig.path("c").exists());
+    }
+    // Who read the stack before it began is told of that.
+    let error = rig.try_change_from("v", "throttle(iops=1M) | @a", "@a").unwrap_err();
+    assert!(error.code() == "changed-meanwhile" && error.to_string().contains(&moving), "{error}");
+    // Services come and go, here and after a restart.
+    rig.try_change_from("v", &moving, &format!("meter | {moving}")).unwrap();
+    rig.restart();
+    rig.try_change("v", moving.strip_prefix("throttle(iops=1M) | ").unwrap(), false).unwrap();
+    assert!(rig.volume("v").unwrap().migration.is_some());
+    rig.cancel_migration("v").unwrap();
+    assert_eq!((rig.stack_of("v"), rig.last_note("v")), (rig.stack("@a"), rig.stack("migration to @b cancelled")));
+    rig.try_change("v", "throttle(iops=1M) | @a", false).unwrap();
+}
+
+#[test]
 fn a_volume_comes_back_without_a_place_that_is_gone() {
     let (mut rig, _) = Rig::with_content("@a");
     rig.migrate("v", "@b", None, Some(SLOW)).unwrap();

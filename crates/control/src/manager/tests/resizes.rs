@@ -1,6 +1,7 @@
 //! Resizes that take long: who waits for them, and who is told so.
 
 use std::{
+    os::unix::fs::FileExt,
     sync::mpsc::{Sender, channel},
     thread::JoinHandle,
 };
@@ -96,7 +97,7 @@ fn nobody_waits_for_a_resize_and_whom_it_concerns_is_told() {
     assert!(over.contains("volume v is being resized"), "{over}");
     // Nobody lets go in the middle of it: the keeper would not wait.
     let upgrade = UpgradeSpec { binary: "/proc/self/exe".into(), trial_seconds: None };
-    let refused = rig.upgrade(&upgrade).unwrap_err().to_string();
+    let refused = rig.upgrade(&upgrade, || true).unwrap_err().to_string();
     assert!(refused.contains("volume v is being resized"), "{refused}");
     assert!(!resizing.is_finished(), "the resize was not waited for");
     tell.send(()).unwrap();
@@ -337,6 +338,43 @@ fn a_growth_that_was_cut_off_shows_nothing_again() {
         assert_eq!((view.state, view.size), (State::Ready, size("256K")), "{stack}: {:?}", view.reason);
         rig.resize_volume("v", whole).unwrap();
         assert!(millrace_services::legs::read(&volume(&rig), at, 4096).unwrap() == [0; 4096], "{stack}");
+    }
+}
+
+/// The same where a volume below has the size of the growth already. What is in its file is what a device would show again.
+#[test]
+fn a_growth_over_a_volume_that_was_cut_off_shows_nothing_again() {
+    for stack in ["integrity | volume:b", "metadata | volume:b", "throttle(iops=1M) | integrity | volume:b"] {
+        let mut rig = Rig::new();
+        rig.create_volume(&rig.file_volume("b", "1M")).unwrap();
+        rig.create_volume(&spec("v", None, stack)).unwrap();
+        let (whole, at) = (rig.volume("v").unwrap().size, 512 << 10);
+        rig.resize_volume("v", size("256K")).unwrap();
+        let below = rig.volume("b").unwrap().size;
+        assert!(below < size("1M"), "{stack}: {below}");
+        rig.stop();
+        let file = fs::File::options().write(true).open(rig.path("b.img")).unwrap();
+        file.write_all_at(&vec![7; (1 << 20) - below.0 as usize], below.0).unwrap();
+        let store = open_store(rig.directory.path());
+        for mut record in store.load().unwrap().0 {
+            match record.spec.name.as_str() {
+                "b" => record.spec.size = Some(size("1M")),
+                _ => record.growing = Some(whole),
+            }
+            store.apply(&Changes { put_volumes: vec![&record], ..Changes::default() }).unwrap();
+        }
+        drop(store);
+        rig.start();
+        for _ in 0..2 {
+            for (name, has) in [("v", size("256K")), ("b", below)] {
+                let view = rig.volume(name).unwrap();
+                assert_eq!((view.state, view.size), (State::Ready, has), "{stack}, {name}: {:?}", view.reason);
+            }
+            rig.restart();
+        }
+        rig.resize_volume("v", whole).unwrap();
+        let volume = Arc::clone(&rig.peek().namespace_of(&"v".parse().unwrap()).unwrap().volume);
+        assert!(millrace_services::legs::read(&volume, at, 4096).unwrap() == [0; 4096], "{stack}");
     }
 }
 

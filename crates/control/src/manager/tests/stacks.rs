@@ -7,6 +7,7 @@ use millrace_driver::{Command, QueueOptions, spec::NamespaceId};
 
 use super::*;
 use crate::{
+    error::CHANGED_MEANWHILE,
     model::{ServiceCommand, VolumeChange},
     store::Changes,
     usage::{UsageBy, UsageQuestion, UsageRow},
@@ -29,7 +30,13 @@ impl Rig {
 
     pub(super) fn try_change(&self, name: &str, stack: &str, reformat: bool) -> Result<VolumeView, ControlError> {
         let stack = Some(self.stack(stack).parse().unwrap());
-        self.change_volume(name, &VolumeChange { size: None, stack, reformat })
+        self.change_volume(name, &VolumeChange { stack, reformat, ..VolumeChange::default() })
+    }
+
+    /// The same, if this is its stack.
+    pub(super) fn try_change_from(&self, name: &str, from: &str, stack: &str) -> Result<VolumeView, ControlError> {
+        let [from, stack] = [from, stack].map(|text| Some(self.stack(text).parse().unwrap()));
+        self.change_volume(name, &VolumeChange { stack, from, ..VolumeChange::default() })
     }
 }
 
@@ -165,6 +172,33 @@ fn a_stack_that_cannot_be_leaves_nothing() {
     assert!(refused(Some("64M"), &wide).contains("too deep or too wide"));
     assert!(!rig.path("0a").exists());
     assert_eq!(rig.volumes().len(), 2);
+}
+
+#[test]
+fn of_two_changes_of_one_stack_the_second_is_told_what_it_is_by_now() {
+    let mut rig = Rig::new();
+    rig.create_volume(&spec("v", Some("1M"), &rig.stack("@v"))).unwrap();
+    let late = |rig: &Rig, stack: &str, by_now: &str| {
+        let error = rig.try_change_from("v", "@v", stack).unwrap_err();
+        assert_eq!((error.class(), error.code()), (Class::Conflict, CHANGED_MEANWHILE), "{error}");
+        assert!(error.to_string().contains(&rig.stack(by_now)), "{error}");
+        assert_eq!(stack_of(rig, "v"), rig.stack(by_now));
+    };
+    let first = "throttle(iops=500) | @v";
+    rig.try_change_from("v", "@v", first).unwrap();
+    late(&rig, "meter(tenant=acme) | @v", first);
+    // Also one that would change nothing, and after a restart.
+    late(&rig, first, first);
+    rig.restart();
+    late(&rig, "@v", first);
+    let both = "meter(tenant=acme) | throttle(iops=500) | @v";
+    rig.try_change_from("v", first, both).unwrap();
+    assert_eq!(stack_of(&rig, "v"), rig.stack(both));
+    let from = Some(rig.stack(both).parse().unwrap());
+    let resize = VolumeChange { size: Some(size("2M")), from, ..VolumeChange::default() };
+    let refused = rig.change_volume("v", &resize).unwrap_err();
+    assert!(refused.class() == Class::Invalid && refused.to_string().contains("are of a change of its stack"), "{refused}");
+    assert_eq!(rig.volume("v").unwrap().size, size("1M"));
 }
 
 #[test]
