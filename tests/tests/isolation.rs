@@ -227,7 +227,7 @@ fn a_worker_that_hangs_keeps_nobody_else_waiting() {
 
 /// Programs come as often as they like: those that want a volume of a worker that hangs keep no operator waiting.
 #[test]
-fn programs_that_wait_for_a_worker_hold_up_no_change() {
+fn a_change_is_held_up_by_no_programs_that_wait_for_a_worker() {
     let daemon = Daemon::start_with(&BY_TENANT);
     file_disk(&daemon, "a", &["--tenant", "x"]);
     let stuck = worker_of(&daemon, "a");

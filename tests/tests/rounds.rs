@@ -127,7 +127,7 @@ fn reset_in_the_middle_of_the_boot(memory: &GuestMemory, rounds: u64) {
 const MACHINE: usize = 128;
 
 #[test]
-fn machines_reset_in_the_middle_of_their_boot() {
+fn a_machine_is_reset_in_the_middle_of_its_boot() {
     reset_in_the_middle_of_the_boot(&GuestMemory::small(), unless_heavy(100, 1000));
 }
 

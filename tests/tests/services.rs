@@ -662,7 +662,7 @@ fn volumes_that_saturate_a_disk_go_on_and_its_groups_cap_is_held() {
 /// Two guests want more of a disk than there is, all the time, and each gets half of what is done. How near to half is a matter of simulated
 /// time: `crates/services/src/share/tests/`.
 #[test]
-fn two_guests_on_a_saturated_disk_get_equal_turns() {
+fn a_saturated_disk_gives_two_guests_equal_turns() {
     let daemon = Daemon::start();
     // So little that any guest wants more, however slowly it runs.
     daemon.run(&["group", "create", "slow", "--iops", "40"]);

@@ -68,7 +68,7 @@ fn resized_under_load(daemon: &Daemon, stack: &str, sizes: [u64; 2]) {
 }
 
 #[test]
-fn what_the_driver_sees_and_resizes() {
+fn a_disk_is_what_the_driver_sees_and_resizes() {
     with_daemon(|daemon| {
         let backend = file_backend(&daemon.path("disk.img"));
         resized_under_load(daemon, &backend, [512, 128]);
