@@ -10,7 +10,7 @@ use std::{
 };
 
 use millrace::{Completion, Error, FastPath, Options};
-use millrace_tests::{Daemon, PATIENCE};
+use millrace_tests::{Daemon, PATIENCE, eventually};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     io::Errno,
@@ -211,6 +211,7 @@ fn an_event_that_blocks_is_its_owners_loss() {
         // It is signalled after that, and before the shard comes to the next request: who emptied it meanwhile would wait for ever.
         bystander.write(0, &[7; 512], false).unwrap();
     }
-    let log = daemon.log();
-    assert_eq!(log.matches("has made an eventfd block").count(), 1, "{log}");
+    let blocks = || daemon.log().matches("has made an eventfd block").count();
+    eventually("a line that tells of it", || (blocks() > 0).then_some(()));
+    assert_eq!(blocks(), 1, "{}", daemon.log());
 }
