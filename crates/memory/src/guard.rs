@@ -259,6 +259,9 @@ const SPARE_SIZE: u64 = 1 << 56;
 
 /// Without it, taken memory is replaced as long as the system has enough.
 fn make_spare() -> io::Result<OwnedFd> {
+    // Where files may not be as long (RLIMIT_FSIZE) the system would end the process, and not say so with an error.
+    // SAFETY: the signal is ignored from now on; no handler runs.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let file = rustix::fs::memfd_create("millrace-spare", rustix::fs::MemfdFlags::CLOEXEC)?;
     rustix::fs::ftruncate(&file, SPARE_SIZE)?;
     Ok(file)

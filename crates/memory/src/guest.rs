@@ -269,9 +269,6 @@ impl GuestMemory {
         protection: Protection,
         backing: Option<(BorrowedFd<'_>, u64)>,
     ) -> Result<(), MapError> {
-        if !size.is_multiple_of(PAGE_SIZE) {
-            return Err(MapError::BadRange { addr: addr.0, size });
-        }
         self.put(addr, size, protection, backing, size)
     }
 
@@ -283,9 +280,6 @@ impl GuestMemory {
         protection: Protection,
         backing: Option<(BorrowedFd<'_>, u64)>,
     ) -> Result<(), MapError> {
-        if !size.is_multiple_of(PAGE_SIZE) {
-            return Err(MapError::BadRange { addr: addr.0, size });
-        }
         let at = self.place(addr, size, MAX_REGIONS.max(self.room))?;
         self.insert(at, addr, size, protection, backing, (size, true))
     }
@@ -324,9 +318,6 @@ impl GuestMemory {
     /// when the peer takes them away, it is the other table that is [poisoned](Self::is_poisoned).
     pub fn map_lent(&mut self, addr: GuestAddress, loan: &Loan) -> Result<(), MapError> {
         let Loan { mapping, skip, size, protection } = loan;
-        if !size.is_multiple_of(PAGE_SIZE) {
-            return Err(MapError::BadRange { addr: addr.0, size: *size });
-        }
         let at = self.place(addr, *size, self.room)?;
         let backing = Some(Backing { mapping: Arc::clone(mapping), skip: *skip });
         self.regions.insert(at, Region { start: addr.0, size: *size, protection: *protection, backing });
@@ -338,7 +329,7 @@ impl GuestMemory {
     fn place(&self, addr: GuestAddress, size: u64, room: usize) -> Result<usize, MapError> {
         let bad = MapError::BadRange { addr: addr.0, size };
         let Some(last) = size.checked_sub(1).and_then(|rest| addr.0.checked_add(rest)) else { return Err(bad) };
-        if !addr.0.is_multiple_of(PAGE_SIZE) {
+        if !addr.0.is_multiple_of(PAGE_SIZE) || !size.is_multiple_of(PAGE_SIZE) {
             return Err(bad);
         }
         if self.regions.len() >= room {

@@ -291,7 +291,9 @@ impl Disk {
             let before = known.size();
             match controller.namespace(*nsid) {
                 Ok(now) if !known.follow(&now) => {
-                    tracing::error!(address = %self.address, %nsid, "the namespace has other blocks: its volume fails until it is opened anew");
+                    if before.0 != 0 {
+                        tracing::error!(address = %self.address, %nsid, "the namespace has other blocks: its volume fails until it is opened anew");
+                    }
                 }
                 Ok(now) if now.size() == before => {}
                 Ok(now) => {
@@ -300,7 +302,9 @@ impl Disk {
                 }
                 Err(error) if is_final(&error) => {
                     known.forsake();
-                    tracing::error!(address = %self.address, %nsid, "the namespace has changed: {}", chain(&error));
+                    if before.0 != 0 {
+                        tracing::error!(address = %self.address, %nsid, "the namespace has changed: {}", chain(&error));
+                    }
                 }
                 Err(error) => {
                     if forsake {

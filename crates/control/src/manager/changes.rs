@@ -9,7 +9,7 @@ use super::{Manager, VolumeView, volumes::look_at_files};
 use crate::{error::ControlError, store::VolumeRecord};
 
 impl Manager {
-    /// As [`Self::change_stack`], of a volume whose stack is `from`, where that is said.
+    /// Puts another stack in a volume's place while guests go on; in that of `from` only, where that is said.
     pub(super) fn change_stack_from(
         &self,
         name: &str,

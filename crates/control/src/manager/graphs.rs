@@ -481,11 +481,6 @@ impl Manager {
         }
     }
 
-    /// Puts another stack in a volume's place while guests go on.
-    pub fn change_stack(&self, name: &str, stack: &Node, reformat: bool) -> Result<VolumeView, ControlError> {
-        self.change_stack_from(name, None, stack, reformat)
-    }
-
     /// The stacks that a volume had, the latest last.
     pub fn volume_history(&self, name: &str) -> Result<Vec<HistoryEntry>, ControlError> {
         Ok(self.peek().volume(name)?.record.history.clone())

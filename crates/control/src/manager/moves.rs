@@ -135,7 +135,10 @@ impl Manager {
             Step::Receive { records } => self.receive(&mut inner, records),
             Step::Release { volumes, before, looked } => {
                 inner.check_unchanged(looked)?;
-                self.release(&mut inner, volumes, *before)
+                let gone = self.release(&mut inner, volumes, *before)?;
+                // Their files are closed while nothing is locked: a file system may take its time for that.
+                drop(inner);
+                Ok(gone.into_iter().map(|volume| volume.record.clone()).collect())
             }
             Step::Open { volumes, .. } => {
                 // From here on it is this worker's, whatever becomes of it.
@@ -275,7 +278,7 @@ impl Manager {
         Ok(Vec::new())
     }
 
-    fn release(&self, inner: &mut Inner, names: &[Name], before: u64) -> Result<Vec<VolumeRecord>, ControlError> {
+    fn release(&self, inner: &mut Inner, names: &[Name], before: u64) -> Result<Vec<Volume>, ControlError> {
         if let Some(name) = names.first().filter(|_| monotonic_micros() >= before) {
             let why = "this worker came to it too late".to_owned();
             return Err(ControlError::NotMovable { volume: name.clone(), why });
@@ -300,7 +303,7 @@ impl Manager {
             return Err(error);
         }
         let closed = inner.close_all(names.to_vec());
-        for record in &closed {
+        for Volume { record, .. } in &closed {
             let name = &record.spec.name;
             inner.received.remove(&record.uuid);
             inner.forget_kept(name, record.uuid);
@@ -313,7 +316,7 @@ impl Manager {
 impl Inner {
     /// Takes volumes out of force, those that are made of others before them: services write to their legs until they are closed. What they are
     /// then.
-    fn close_all(&mut self, mut names: Vec<Name>) -> Vec<VolumeRecord> {
+    fn close_all(&mut self, mut names: Vec<Name>) -> Vec<Volume> {
         let mut closed = Vec::new();
         names.retain(|name| self.volumes.contains_key(name));
         while !names.is_empty() {
@@ -321,7 +324,7 @@ impl Inner {
             if let Some(mut volume) = self.volumes.remove(&names.remove(at)) {
                 self.late.forget_volume(&volume.record.spec.name);
                 volume.close();
-                closed.push(volume.record);
+                closed.push(volume);
             }
         }
         closed

@@ -734,7 +734,7 @@ fn a_file_is_known_by_what_it_was_when_it_was_opened() {
     let rig = Rig::new();
     rig.create_volume(&rig.file_volume("f", "64K")).unwrap();
     let stack = format!("throttle(iops=100000) | file:{}", rig.path("f.img").display()).parse().unwrap();
-    rig.change_stack("f", &stack, false).unwrap();
+    rig.change_stack_from("f", None, &stack, false).unwrap();
     fs::rename(rig.path("f.img"), rig.path("moved.img")).unwrap();
     fs::write(rig.path("f.img"), vec![0; 64 << 10]).unwrap();
     fs::hard_link(rig.path("f.img"), rig.path("link.img")).unwrap();

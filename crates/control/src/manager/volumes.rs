@@ -416,9 +416,9 @@ impl Inner {
 }
 
 impl Volume {
-    /// Takes it out of force; no request may be in flight.
+    /// Takes it out of force; no request may be in flight. Its files stay open until it is dropped.
     pub(super) fn close(&mut self) {
-        if let Some(mut live) = self.graph.take() {
+        if let Some(live) = &mut self.graph {
             live.graph.unmount();
             self.record.untold = live.is_untold();
             self.record.out_of_use = live.graph.out_of_use();

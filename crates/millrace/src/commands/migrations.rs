@@ -62,7 +62,7 @@ fn ended(
         // Nothing says how it ended.
         _ => {
             let advice = format!("\"millrace volume show {name} --history\" tells when");
-            Err(format!("volume {name}: another change of its stack has taken the migration back; {advice}").into())
+            Err(format!("volume {name}: its history does not say how the migration ended; {advice}").into())
         }
     }
 }
@@ -124,7 +124,7 @@ mod tests {
             [late.clone(), vec![moving(State::Ready)], late, end("file:/b", "migrated from file:/a").into()].concat();
         assert_eq!(waited(looks).unwrap(), "file:/b");
         for (note, said) in [
-            ("migration to file:/b begins", "another change of its stack has taken the migration back"),
+            ("migration to file:/b begins", "its history does not say how the migration ended"),
             ("migration to file:/b cancelled", "volume v: migration to file:/b cancelled"),
         ] {
             let looks = [vec![moving(State::Ready)], end("file:/a", note).into()].concat();

@@ -91,9 +91,8 @@ impl Cache {
             // The fast leg is well. Without it all that is written would go to a leg that makes nothing durable, and what was written back to
             // that one is dirty again: only the fast leg may have it.
             return Ok(format!(
-                "the fast leg is used again, but the slow leg ({}) refuses its flush ({error}), and before that the table on the fast leg cannot \
-                 be put right: until a flush succeeds, the guest's or this cache's command \"flush\", blocks may be old after the daemon's death",
-                self.slow.name()
+                "the fast leg is used again, but its table cannot be put right yet ({error}; \"volume show\" has the slow leg's trouble, where it is \
+                 that): until a flush succeeds, the guest's or this cache's command \"flush\", blocks may be old after the daemon's death"
             ));
         }
         let stored = stored.and_then(|stored| stored.map_err(|source| self.leg_error("store the table on", source)));

@@ -45,6 +45,8 @@ pub(super) const HEADER: usize = 4096;
 const USED: usize = 80;
 const MAGIC: [u8; 8] = *b"MPJOURNL";
 const VERSION: u32 = 1;
+/// What an error says that is of a leg which cannot be spared.
+pub(super) const HAS_TO_STAY: &str = "use the journal of";
 /// Bytes of the record that says how far entries are void.
 pub(super) const VOID_RECORD: u64 = 8192;
 
@@ -485,21 +487,24 @@ impl Journal {
     ) -> Result<Vec<(Entry, Vec<u8>)>, ServiceError> {
         let mut rings: Vec<Found> = (0..self.rings.len()).map(|_| Found::default()).collect();
         let mut voids = vec![0_u64; self.rings.len()];
+        let mut looked = Vec::new();
         for (leg, volume, journal) in legs {
-            let (here, wrong) = match self.look(leg, &volume, journal, set, bytes) {
-                Err(ServiceError::Leg { source, .. }) => {
-                    without(leg, source)?;
-                    continue;
-                }
-                result => result?,
-            };
+            match self.look(leg, &volume, journal, set, bytes) {
+                Err(ServiceError::Leg { source, .. }) => without(leg, source)?,
+                result => looked.push((leg, volume, result?)),
+            }
+        }
+        // Those that cannot be read have to go; after them one with such a record may have to stay.
+        for (leg, volume, (here, wrong)) in looked {
             if let Some(what) = wrong {
                 // What its entries say may be older than what was written past the journal since. One that has to stay has perhaps the
                 // only ones that are of use.
                 let volume = volume.name();
                 tracing::warn!(leg, volume, what, "what is void of the journal cannot be read");
-                if without(leg, BlockError::ReadFault { errno: 0 }).is_ok() {
-                    continue;
+                match without(leg, BlockError::ReadFault { errno: 0 }) {
+                    Ok(()) => continue,
+                    Err(ServiceError::Leg { what: HAS_TO_STAY, .. }) => {}
+                    Err(error) => return Err(error),
                 }
             }
             for (copy, found) in here.into_iter().enumerate() {

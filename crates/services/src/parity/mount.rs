@@ -4,7 +4,10 @@ use std::sync::{Arc, atomic::Ordering};
 
 use millrace_block::{BlockError, BlockSize};
 
-use super::{Parity, journal::Entry};
+use super::{
+    Parity,
+    journal::{Entry, HAS_TO_STAY},
+};
 use crate::{
     legs,
     members::{decide::Shape, state::legs_of},
@@ -85,12 +88,15 @@ impl Parity {
             // It failed together with another one.
             return Ok(());
         }
-        tracing::error!(name = self.name, leg, error = %source, "a leg cannot be used");
-        self.members.fail_leg(leg).map(|_| ()).map_err(|_| ServiceError::Leg {
-            what: "use the journal of",
-            leg: self.members.leg_name(leg).to_owned(),
-            source,
-        })
+        let name = self.members.leg_name(leg).to_owned();
+        match self.members.fail_leg(leg) {
+            Ok(_) => {
+                tracing::error!(name = self.name, leg, error = %source, "a leg cannot be used");
+                Ok(())
+            }
+            Err(ServiceError::NotNow(_)) => Err(ServiceError::Leg { what: HAS_TO_STAY, leg: name, source }),
+            Err(error) => Err(error),
+        }
     }
 
     /// Tells all legs in use that no entry of the journal is of any more use. Everything is durable in its place, and no request

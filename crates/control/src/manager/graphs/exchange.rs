@@ -190,8 +190,9 @@ impl Manager {
         };
         let mut restore = || {
             let stored = self.store.amend([name], |stored| {
-                let (out_of_use, untold) = (mem::take(&mut stored.out_of_use), stored.untold);
-                *stored = VolumeRecord { out_of_use, untold, ..before.clone() };
+                // Its legs as they are by now, in the words of its stack.
+                let untold = stored.untold;
+                *stored = VolumeRecord { out_of_use: going.out_of_use(), untold, ..before.clone() };
             });
             if let Err(error) = stored {
                 tracing::error!(volume = %name, %error, "a change failed, and its stack stays stored: the next start has it");

@@ -1,6 +1,6 @@
 //! Volumes that are deleted: what may hang holds up nobody else.
 
-use super::{twisted::Twist, *};
+use super::{super::moves::Step, twisted::Twist, *};
 
 /// Tells when it is closed whether what exists was locked meanwhile.
 struct Witness {
@@ -47,6 +47,21 @@ impl Drop for Lingers {
 }
 
 /// With isolation, the changes of others wait for it.
+#[test]
+fn a_volume_that_goes_to_another_worker_is_closed_while_nothing_is_locked() {
+    let rig = Rig::new();
+    rig.create_volume(&rig.file_volume("v", "64K")).unwrap();
+    let (release, hung) = channel();
+    rig.twist("v", Lingers(Mutex::new(hung)));
+    let manager = Arc::clone(rig.manager.as_ref().unwrap());
+    let step = Step::release(&["v".parse().unwrap()], Duration::from_secs(60));
+    let going = thread::spawn(move || manager.step(&step).map(|records| records.len()));
+    eventually("a volume that has gone", || rig.volumes().is_empty().then_some(()));
+    assert!(!going.is_finished(), "its worker says so when its files are free");
+    drop(release);
+    assert_eq!(going.join().unwrap().unwrap(), 1);
+}
+
 #[test]
 fn a_volume_whose_files_are_not_closed_is_deleted_all_the_same() {
     let rig = Rig::new();

@@ -313,7 +313,7 @@ fn a_file_that_was_not_made_for_the_guest_stays() {
         assert_eq!(rig.volume("d-1234abcd-ns1").unwrap().stack.to_string(), own);
         fs::write(rig.path("other.img"), vec![7; 64 << 10]).unwrap();
         for stack in &stacks {
-            rig.change_stack("d-1234abcd-ns1", &rig.stack(stack).parse().unwrap(), true).unwrap();
+            rig.change_stack_from("d-1234abcd-ns1", None, &rig.stack(stack).parse().unwrap(), true).unwrap();
         }
         ask(&rig, |host, reply| host.delete_namespace("d", 1, reply)).unwrap();
         assert!(rig.path("other.img").exists(), "{stacks:?}");
@@ -329,7 +329,7 @@ fn what_a_guest_had_of_a_disk_is_free_when_it_deletes_its_namespace() {
     rig.create_volume(&VolumeSpec { block_size: crate::LogicalBlock(BlockSize::B4096), ..pool }).unwrap();
     guests_device(&rig);
     create(&rig, "d", 1, 128 << 10).map(drop).unwrap();
-    rig.change_stack("d-1234abcd-ns1", &"share | volume:pool".parse().unwrap(), true).unwrap();
+    rig.change_stack_from("d-1234abcd-ns1", None, &"share | volume:pool".parse().unwrap(), true).unwrap();
     assert_eq!(rig.of_disk("volume d-1234abcd-ns1").as_deref(), Some("131072 bytes"));
     ask(&rig, |host, reply| host.delete_namespace("d", 1, reply)).unwrap();
     assert_eq!(rig.of_disk("volume d-1234abcd-ns1"), None);

@@ -118,7 +118,7 @@ fn a_session_lives_as_long_as_its_connection() {
         rig.end_sessions();
         rig.device(name.as_str()).is_err().then_some(())
     });
-    assert!(queue.check().is_err(), "the program is told so");
+    eventually("what tells the program so", || queue.check().is_err().then_some(()));
     // One that is there when the daemon stops is not there when it starts again.
     let (name, _connection) = rig.open_session(own(), &spec("a", false), &Elsewhere::new).unwrap();
     rig.stop();

@@ -120,7 +120,9 @@ impl Authenticated {
         let root = self.make_root(self.rooted.load(Ordering::SeqCst), 0);
         self.rekeying.start(0);
         let header = root.of(&header);
-        let begun = self.store_header(&header, &sealer).and_then(|()| {
+        // Guests go on writing, and what they wrote since is flushed with it.
+        let stored = self.store_header(&header, &sealer).inspect_err(|_| self.flushes.note_refused());
+        let begun = stored.and_then(|()| {
             let turned = if header.turned { TURNED } else { 0 };
             self.control().header = Some(header);
             let (old, uuid) = self.sealer.visit().as_ref().map(|force| (Arc::clone(&force.sealer), force.uuid)).unzip();

@@ -11,11 +11,11 @@ use super::{
 };
 use crate::testing::waiting::{stop_half_way, until, write_around};
 
-fn command(graph: &Graph, command: &str, leg: usize) -> Result<String, crate::ServiceError> {
+pub(super) fn command(graph: &Graph, command: &str, leg: usize) -> Result<String, crate::ServiceError> {
     graph.root.service.as_ref().unwrap().command(command, &arguments(&[("leg", &leg.to_string())]))
 }
 
-fn state(graph: &Graph, leg: usize) -> String {
+pub(super) fn state(graph: &Graph, leg: usize) -> String {
     fact(graph, &format!("leg {leg}")).unwrap()
 }
 
@@ -27,7 +27,7 @@ fn come_back(graph: &Graph, leg: usize) {
 }
 
 /// Upkeep looks whether marks can go.
-fn look_at_marks(graph: &Graph) {
+pub(super) fn look_at_marks(graph: &Graph) {
     let mirror = mirror(graph);
     crate::legs::block_on(move |cx| Box::pin(async move { mirror.members.take_marks_away(cx).await })).unwrap();
 }

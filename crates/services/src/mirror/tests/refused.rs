@@ -3,16 +3,12 @@
 use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockCount, Operation};
 
-use super::{failures::WRITE_FAULT, *};
+use super::{
+    failures::WRITE_FAULT,
+    rebuild::{command, look_at_marks, state},
+    *,
+};
 use crate::testing::waiting::{Gate, flush_around};
-
-fn command(graph: &Graph, command: &str, leg: usize) {
-    graph.root.service.as_ref().unwrap().command(command, &arguments(&[("leg", &leg.to_string())])).unwrap();
-}
-
-fn state(graph: &Graph, leg: usize) -> String {
-    fact(graph, &format!("leg {leg}")).unwrap()
-}
 
 /// The leg's next flush fails, and what it was for is lost; the one after that succeeds.
 fn forgets(leg: &FaultVolume) {
@@ -39,7 +35,7 @@ fn before_a_gate(legs: &[Arc<FaultVolume>]) -> (Arc<Gate>, Graph) {
 fn what_the_last_leg_forgets_when_a_mark_is_stored_is_told_to_the_guest() {
     let legs = faulty(2, 1024);
     let graph = open("region=64K, ", &volumes(&legs), Reason::Create);
-    command(&graph, "fail", 1);
+    command(&graph, "fail", 1).unwrap();
     on_bench(&graph, |bench| {
         bench.write_random(0, 8);
         legs[0].hold_writes();
@@ -58,11 +54,11 @@ fn a_flush_beside_one_that_a_leg_refused_does_not_count_that_leg() {
         let legs = faulty(2, 1024);
         let (gate, graph) = before_a_gate(&legs);
         if filling {
-            command(&graph, "fail", 1);
+            command(&graph, "fail", 1).unwrap();
         }
         on_bench(&graph, |bench| drop(bench.write_random(0, 8)));
         if filling {
-            command(&graph, "rebuild", 1);
+            command(&graph, "rebuild", 1).unwrap();
         }
         forgets(&legs[0]);
         let first = flush_around(graph.volume(), &gate, || {
@@ -85,13 +81,9 @@ fn marks_stay_beside_a_flush_that_a_leg_refused() {
     legs[0].hold_writes();
     on_bench(&graph, |bench| drop(bench.write_random(0, 100)));
     forgets(&legs[0]);
-    let look_at_marks = || {
-        let mirror = mirror(&graph);
-        crate::legs::block_on(move |cx| Box::pin(async move { mirror.members.take_marks_away(cx).await })).unwrap();
-    };
-    let flushed = flush_around(graph.volume(), &gate, || (0..2).for_each(|_| look_at_marks()));
+    let flushed = flush_around(graph.volume(), &gate, || (0..2).for_each(|_| look_at_marks(&graph)));
     assert_eq!((flushed, state(&graph, 0).as_str()), (Ok(()), "failed"));
-    command(&graph, "rebuild", 0);
+    command(&graph, "rebuild", 0).unwrap();
     assert!(resync(&graph));
     assert_eq!(state(&graph, 0), "good");
     let volumes = volumes(&legs);
@@ -104,8 +96,8 @@ fn a_leg_that_forgets_what_it_has_while_the_mirror_grows_is_not_read() {
         let legs = faulty(2, 1024);
         let graph = open("region=64K, ", &volumes(&legs), Reason::Create);
         if filling {
-            command(&graph, "fail", 1);
-            command(&graph, "rebuild", 1);
+            command(&graph, "fail", 1).unwrap();
+            command(&graph, "rebuild", 1).unwrap();
         }
         legs[0].hold_writes();
         let mut model = Vec::new();
@@ -129,7 +121,7 @@ fn what_a_leg_refused_counts_when_the_mirror_goes_out_of_force() {
         let volumes = volumes(&faulty(2, 1024));
         let graph = open("region=64K, ", &volumes, Reason::Create);
         if alone {
-            command(&graph, "fail", 1);
+            command(&graph, "fail", 1).unwrap();
         }
         // Whoever asked was gone before it could do anything about that.
         mirror(&graph).members.note_refused(0);
@@ -147,13 +139,9 @@ fn a_leg_that_goes_with_the_marks_looked_at_costs_no_suspicion() {
     let legs = faulty(3, 1024);
     let graph = open("region=64K, ", &volumes(&legs), Reason::Create);
     on_bench(&graph, |bench| drop(bench.write_random(0, 100)));
-    let look_at_marks = || {
-        let mirror = mirror(&graph);
-        crate::legs::block_on(move |cx| Box::pin(async move { mirror.members.take_marks_away(cx).await })).unwrap();
-    };
-    look_at_marks();
+    look_at_marks(&graph);
     forgets(&legs[0]);
-    look_at_marks();
+    look_at_marks(&graph);
     assert_eq!(state(&graph, 0), "failed");
     let mirror = mirror(&graph);
     let intent = mirror.members.intent().unwrap();

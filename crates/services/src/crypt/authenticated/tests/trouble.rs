@@ -240,17 +240,27 @@ fn what_a_leg_forgets_in_a_save_is_saved_again() {
     }
 }
 
-/// Before it grows it is saved; the flush behind these is for what it grows by.
+/// Before it grows it is saved; the flush behind these is for what it grows by. A re-keying begins with a header.
 #[test]
-fn what_a_leg_forgets_when_the_volume_grows_is_told_to_the_guest() {
+fn what_a_leg_forgets_when_the_volume_grows_or_a_re_keying_begins_is_told_to_the_guest() {
+    let begin = |graph: &Graph| {
+        let service = &graph.services("crypt")[0].1;
+        service.command("rekey", &crate::Settings::default()).map(drop).map_err(|error| error.to_string())
+    };
+    told_what_was_forgotten(|graph| graph.volume().resize(BlockCount(800)).map(drop).map_err(|error| error.to_string()));
+    told_what_was_forgotten(begin);
+}
+
+/// Whatever flush a leg refuses within this.
+fn told_what_was_forgotten(act: impl Fn(&Graph) -> Result<(), String>) {
     for nth in 1.. {
         let faulty = FaultVolume::new(disk(400, SIZE), SEED);
         faulty.hold_writes();
         let graph = over(&faulty, Reason::Create);
         on_bench(&graph, |bench| _ = bench.write_random(0, 100));
         faulty.add(Rule::new(Requests::Flush, When::Nth(nth), Effect::Forget(FAULT)));
-        let (grown, struck) = (graph.volume().resize(BlockCount(800)), faulty.faults() > 0);
-        assert_eq!(grown.is_err(), struck, "flush {nth}");
+        let (done, struck) = (act(&graph), faulty.faults() > 0);
+        assert_eq!(done.is_err(), struck, "flush {nth}");
         faulty.clear();
         on_bench(&graph, |bench| {
             let told = if struck { Err(BlockError::WriteFault { errno: 0 }) } else { Ok(()) };
