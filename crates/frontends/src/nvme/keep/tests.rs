@@ -104,9 +104,8 @@ fn interrupts_of_vectors_that_are_wired_later_outlive_the_worker() {
     assert_eq!(guest.controller.interrupts.pending_word(0), 0b11, "until they are wired");
 }
 
-/// A worker may end when the last of a restored machine's memory is there, and before the device goes on.
-#[test]
-fn a_restored_state_goes_on_when_its_memory_is_there_already() {
+/// An enabled controller that was restored and waits for its memory.
+fn restored() -> FakeGuest {
     let config = || Config { migration: true, ..test_config() };
     let mut source = FakeGuest::new(config());
     source.enable();
@@ -114,6 +113,13 @@ fn a_restored_state_goes_on_when_its_memory_is_there_already() {
     let mut guest = FakeGuest::new(config());
     guest.controller.memory.unmap_all();
     guest.controller.hold_saved(&state).expect("it fits");
+    guest
+}
+
+/// A worker may end when the last of a restored machine's memory is there, and before the device goes on.
+#[test]
+fn a_restored_state_goes_on_when_its_memory_is_there_already() {
+    let mut guest = restored();
     guest.controller.resume_kept(true);
     assert!(guest.controller.awaits_guest(), "there is no memory");
     let all = Protection { read: true, write: true };
@@ -127,13 +133,7 @@ fn a_restored_state_goes_on_when_its_memory_is_there_already() {
 /// without a client for one whose machine is still to come.
 #[test]
 fn a_restored_state_goes_before_its_client() {
-    let config = || Config { migration: true, ..test_config() };
-    let mut source = FakeGuest::new(config());
-    source.enable();
-    let state = source.controller.save();
-    let mut guest = FakeGuest::new(config());
-    guest.controller.memory.unmap_all();
-    guest.controller.hold_saved(&state).expect("it fits");
+    let mut guest = restored();
     let (link, mut keeper) = FakeKeeper::holding(&[]);
     let kept = Kept::new(link, OWNER);
     let client = Client::begin(&kept, guest.memory.as_fd()).expect("a client");

@@ -710,22 +710,25 @@ fn held_back(setup: Setup) -> (FakeDriver, Arc<Shut>, Vec<(u16, u64)>) {
     (driver, shut, writes)
 }
 
+/// The front end goes, and the next one has room before anything is let through; then these end, once each.
+fn leave_and_come_back(driver: &mut FakeDriver, shut: &Shut, writes: Vec<(u16, u64)>) {
+    driver.stream = None;
+    driver.until("room for the next", |driver| driver.device(|device, cx| device.is_idle(cx) && !device.status().connected));
+    assert!(!shut.is_open.load(Ordering::SeqCst));
+    shut.is_open.store(true, Ordering::SeqCst);
+    driver.connect();
+    for (name, status) in writes {
+        assert_eq!(driver.wait_used(0), (name, 1));
+        assert_eq!(driver.read(status, 1), [0]);
+    }
+}
+
 /// A front end that is gone keeps nobody waiting at a throttle's pace; and when it is back, what it had asked for is done.
 #[test]
 fn what_a_front_end_left_held_back_waits_on_record() {
     for setup in [Setup::default(), Setup::packed()] {
         let (mut driver, shut, writes) = held_back(setup);
-        driver.stream = None;
-        driver.until("room for the next", |driver| {
-            driver.device(|device, cx| device.is_idle(cx) && !device.status().connected)
-        });
-        assert!(!shut.is_open.load(Ordering::SeqCst));
-        shut.is_open.store(true, Ordering::SeqCst);
-        driver.connect();
-        for (name, status) in writes {
-            assert_eq!(driver.wait_used(0), (name, 1));
-            assert_eq!(driver.read(status, 1), [0]);
-        }
+        leave_and_come_back(&mut driver, &shut, writes);
         assert_eq!(driver.device(|device, _| device.status().counters.errors), 0);
         for sector in 10..15 {
             assert_eq!(driver.request(kind::IN, sector, &[], 512), (0, vec![sector as u8; 512]));
@@ -749,17 +752,7 @@ fn a_front_end_that_is_gone_while_its_message_waits_makes_room() {
         let readiness = driver.device(Device::arm);
         assert!(matches!(readiness, Readiness::Until(_)), "its shard must not sleep over it: {readiness:?}");
         driver.device(|device, _| Device::disarm(device));
-        driver.stream = None;
-        driver.until("room for the next", |driver| {
-            driver.device(|device, cx| device.is_idle(cx) && !device.status().connected)
-        });
-        assert!(!shut.is_open.load(Ordering::SeqCst));
-        shut.is_open.store(true, Ordering::SeqCst);
-        driver.connect();
-        for (name, status) in writes {
-            assert_eq!(driver.wait_used(0), (name, 1));
-            assert_eq!(driver.read(status, 1), [0]);
-        }
+        leave_and_come_back(&mut driver, &shut, writes);
         driver.settle();
         assert_eq!(driver.next_used(0), None, "nothing ends twice");
     }

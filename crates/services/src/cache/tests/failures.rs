@@ -285,9 +285,8 @@ fn the_guest_is_told_of_dirty_data_that_a_failed_flush_of_the_fast_leg_lost() {
     });
 }
 
-/// Blocks that were dirty were written to the slow leg while the fast one was gone, and nobody flushes before the process dies.
-#[test]
-fn the_table_of_a_fast_leg_that_is_used_again_calls_nothing_dirty_that_is_older() {
+/// Blocks that were dirty are written to the slow leg, because the fast one is gone; what is read then.
+fn written_past_the_fast_leg() -> (Vec<Arc<FaultVolume>>, Graph, Vec<u8>) {
     let legs = faulty(50);
     let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
     let mut data = Vec::new();
@@ -299,6 +298,13 @@ fn the_table_of_a_fast_leg_that_is_used_again_calls_nothing_dirty_that_is_older(
         let new = bench.write_random(8, 16);
         data[8 * 512..].copy_from_slice(&new);
     });
+    (legs, graph, data)
+}
+
+/// Nobody flushes before the process dies.
+#[test]
+fn the_table_of_a_fast_leg_that_is_used_again_calls_nothing_dirty_that_is_older() {
+    let (legs, graph, data) = written_past_the_fast_leg();
     // It can be read, and does not take its table: what that says is still wrong.
     legs[0].clear();
     legs[0].add(Rule::new(Kind::Write, When::Always, Effect::Fail(WRITE_FAULT)));
@@ -318,17 +324,7 @@ fn the_table_of_a_fast_leg_that_is_used_again_calls_nothing_dirty_that_is_older(
 /// A file refuses every flush until it is opened again, and what was written back to it may be only on the fast leg.
 #[test]
 fn a_fast_leg_is_used_again_although_the_slow_one_refuses_its_flush() {
-    let legs = faulty(50);
-    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
-    let mut data = Vec::new();
-    on_bench(&graph, |bench| data = bench.write_random(0, 24));
-    pull(&legs[0]);
-    on_bench(&graph, |bench| {
-        let segment = bench.memory.segment(0, 512);
-        assert_eq!(bench.moving(Operation::Read, 3, &[segment]), Err(BlockError::NotReady));
-        let new = bench.write_random(8, 16);
-        data[8 * 512..].copy_from_slice(&new);
-    });
+    let (legs, graph, data) = written_past_the_fast_leg();
     legs[0].clear();
     legs[1].add(Rule::new(Kind::Flush, When::Always, Effect::Fail(WRITE_FAULT)));
     let said = cache(&graph).command("resume", &Settings::default()).unwrap();

@@ -596,8 +596,8 @@ fn repairs_are_durable() {
     }
 }
 
-#[test]
-fn a_damaged_copy_of_what_is_void_brings_no_entry_back() {
+/// Rows are newer than the entry of theirs that is void in the journal; what is read, and where the third leg's journal is.
+fn written_past_the_journal() -> (Vec<Arc<dyn Volume>>, Vec<u8>, u64) {
     let legs = volumes(&SMALL.faulty(1024));
     let graph = SMALL.open(&legs, Reason::Create);
     let mut model = Vec::new();
@@ -609,8 +609,13 @@ fn a_damaged_copy_of_what_is_void_brings_no_entry_back() {
         model[..16 * 512].copy_from_slice(&bench.write_random(0, 16));
         bench.plain(Operation::Flush, 0, 0).unwrap();
     });
-    let offset = parity(&graph).journal_of(2);
-    drop(graph);
+    let journal = parity(&graph).journal_of(2);
+    (legs, model, journal)
+}
+
+#[test]
+fn a_damaged_copy_of_what_is_void_brings_no_entry_back() {
+    let (legs, model, offset) = written_past_the_journal();
     let region = crate::record::Region { magic: *b"MPJNVOID", version: 1, offset, len: 8192 };
     let newest = region.load(&legs[2]).unwrap().unwrap().generation;
     rot(&legs[2], offset + newest % 2 * 4096 + 32);
@@ -622,19 +627,7 @@ fn a_damaged_copy_of_what_is_void_brings_no_entry_back() {
 /// What lies beside it may be older than the data.
 #[test]
 fn a_leg_that_does_not_say_what_is_void_brings_no_entry_back() {
-    let legs = volumes(&SMALL.faulty(1024));
-    let graph = SMALL.open(&legs, Reason::Create);
-    let mut model = Vec::new();
-    on_bench(&graph, |bench| {
-        model = bench.write_random(0, 1024);
-        bench.write_random(0, 1);
-        void_when_quiet(&graph);
-        // The whole rows, past the journal.
-        model[..16 * 512].copy_from_slice(&bench.write_random(0, 16));
-        bench.plain(Operation::Flush, 0, 0).unwrap();
-    });
-    let record = parity(&graph).journal_of(2);
-    drop(graph);
+    let (legs, model, record) = written_past_the_journal();
     rot(&legs[2], record + 32);
     rot(&legs[2], record + 4096 + 32);
     let graph = SMALL.open(&legs, Reason::Open);
