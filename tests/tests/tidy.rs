@@ -200,6 +200,44 @@ fn rooms_import_only_what_lies_below() {
     assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
 }
 
+/// Whether a comment that becomes docs has an example, which rustdoc would run.
+fn has_example(text: &str) -> bool {
+    let mut fenced = false;
+    text.lines()
+        .map(str::trim_start)
+        .filter_map(|line| line.strip_prefix("///").or_else(|| line.strip_prefix("//!")))
+        .filter_map(|line| line.trim_start().strip_prefix("```"))
+        .any(|kind| {
+            fenced = !fenced;
+            fenced && kind.trim() != "text"
+        })
+}
+
+/// To look for examples reads a library once more, so that those without any say so; an example elsewhere would not be run.
+#[test]
+fn examples_in_the_docs_are_run() {
+    let rust = sources("rs");
+    let mut complaints = Vec::new();
+    let mut run = 0;
+    for manifest in sources("toml") {
+        let Some(package) = manifest.path.strip_suffix("Cargo.toml") else { continue };
+        let library = format!("{package}src/");
+        if !repository().join(&library).join("lib.rs").exists() {
+            continue;
+        }
+        let has_examples = rust.iter().any(|source| source.path.starts_with(&library) && has_example(&source.text));
+        let looked_for = !manifest.text.lines().any(|line| line == "doctest = false");
+        run += usize::from(has_examples && looked_for);
+        if has_examples && !looked_for {
+            complaints.push(format!("{}: examples in the docs, and doctest = false", manifest.path));
+        } else if looked_for && !has_examples {
+            complaints.push(format!("{}: no examples in the docs; [lib] must have doctest = false", manifest.path));
+        }
+    }
+    assert!(run > 0, "the docs have examples");
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+}
+
 /// Public items without their bodies, but for those of enums.
 fn public_items(code: &str) -> Vec<String> {
     let lines: Vec<&str> = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
