@@ -57,7 +57,7 @@ struct operations {
     int (*init)(void *thread);
     void *post_init, *prep;
     int (*queue)(void *thread, void *unit);
-    void *commit;
+    int (*commit)(void *thread);
     int (*getevents)(void *thread, unsigned int min, unsigned int max, const struct timespec *timeout);
     void *(*event)(void *thread, int number);
     void *error_details, *cancel;
@@ -79,13 +79,53 @@ _Static_assert(sizeof(struct operations) == 288, "the operations of interface ve
 
 extern struct operations ioengine;
 
-/* A job's space, and the completions that fio asks for one by one. */
+/*
+ * A job's space. Requests that have ended: `have` of them, of which fio was told of those before `next`, in its last call from `told` on. And those
+ * that are still to be begun: up to `batch` go together, while fio has ends to take, for which it comes back.
+ */
 struct job {
     fastpath_t *space;
-    unsigned int depth;
+    unsigned int depth, have, next, told;
     int direct;
+    unsigned int batch, held;
+    struct fastpath_request wait[8];
     struct fastpath_completion done[];
 };
+
+enum { MOST_HELD = sizeof ((struct job *)0)->wait / sizeof(struct fastpath_request) };
+
+static struct job *of(void *thread)
+{
+    return FIELD(struct job *, thread, THREAD_ENGINE_DATA);
+}
+
+/* Leaves out the ends that fio was told of. */
+static void forget_told(struct job *job)
+{
+    job->have -= job->next;
+    memmove(job->done, job->done + job->next, job->have * sizeof job->done[0]);
+    job->next = 0;
+}
+
+/* Begins what is held, as much as there is room for. What is refused has ended. */
+static void submit(struct job *job)
+{
+    unsigned int begun = 0;
+    while (begun < job->held) {
+        int accepted = fastpath_submit_many(job->space, job->wait + begun, job->held - begun);
+        if (accepted == -EAGAIN)
+            break;
+        if (accepted < 0) {
+            if (job->have == job->depth)
+                forget_told(job);
+            job->done[job->have++] = (struct fastpath_completion){ .tag = job->wait[begun].tag, .result = accepted };
+            accepted = 1;
+        }
+        begun += (unsigned int)accepted;
+    }
+    job->held -= begun;
+    memmove(job->wait, job->wait + begun, job->held * sizeof job->wait[0]);
+}
 
 static int complain(const char *what)
 {
@@ -133,6 +173,7 @@ static int begin(void *thread, size_t buffer)
     if (!job)
         return complain("no memory");
     job->depth = depth, job->direct = buffer > 0;
+    job->batch = depth / 4 < MOST_HELD ? depth / 4 : MOST_HELD;
     job->space = open_volume(FIELD(void **, thread, THREAD_FILES)[0], buffer, depth, 0);
     if (!job->space) {
         free(job);
@@ -149,7 +190,7 @@ static int iomem_alloc(void *thread, size_t size)
         return complain("this fio is none that the engine knows: 3.39 as Debian 13 packages it");
     if (begin(thread, size))
         return 1;
-    FIELD(void *, thread, THREAD_BUFFER) = fastpath_buffer(FIELD(struct job *, thread, THREAD_ENGINE_DATA)->space);
+    FIELD(void *, thread, THREAD_BUFFER) = fastpath_buffer(of(thread)->space);
     return 0;
 }
 
@@ -169,67 +210,71 @@ static int nothing(void *thread, void *file)
 static int open_file(void *thread, void *file)
 {
     (void)file;
-    return FIELD(struct job *, thread, THREAD_ENGINE_DATA) ? 0 : begin(thread, 0);
+    return of(thread) ? 0 : begin(thread, 0);
 }
 
 static int queue(void *thread, void *unit)
 {
-    struct job *job = FIELD(struct job *, thread, THREAD_ENGINE_DATA);
-    struct fastpath_request request = {
+    struct job *job = of(thread);
+    int direction = FIELD(int, unit, UNIT_DIRECTION);
+    if (direction == SYNC || direction == DATASYNC) {
+        submit(job);
+        FIELD(unsigned int, unit, UNIT_ERROR) = (unsigned int)-fastpath_flush(job->space, FP_BLOCKING);
+        return DONE;
+    }
+    if (direction != READ && direction != WRITE && direction != TRIM) {
+        FIELD(unsigned int, unit, UNIT_ERROR) = EINVAL;
+        return DONE;
+    }
+    if (job->held == MOST_HELD)
+        submit(job);
+    if (job->held == MOST_HELD)
+        return BUSY;
+    job->wait[job->held++] = (struct fastpath_request){
+        .operation = direction == READ ? FP_READ : direction == WRITE ? FP_WRITE : FP_DEALLOCATE,
         .flags = job->direct ? FP_DIRECT : 0,
         .offset = FIELD(unsigned long long, unit, UNIT_OFFSET),
         .size = FIELD(unsigned long long, unit, UNIT_LENGTH),
         .buffer = FIELD(void *, unit, UNIT_BUFFER),
         .tag = (uint64_t)(uintptr_t)unit,
     };
-    int error;
-    switch (FIELD(int, unit, UNIT_DIRECTION)) {
-    case READ:
-        request.operation = FP_READ;
-        break;
-    case WRITE:
-        request.operation = FP_WRITE;
-        break;
-    case TRIM:
-        request.operation = FP_DEALLOCATE;
-        break;
-    case SYNC:
-    case DATASYNC:
-        error = fastpath_flush(job->space, FP_BLOCKING);
-        FIELD(unsigned int, unit, UNIT_ERROR) = (unsigned int)-error;
-        return DONE;
-    default:
-        FIELD(unsigned int, unit, UNIT_ERROR) = EINVAL;
-        return DONE;
-    }
-    error = fastpath_submit(job->space, &request);
-    if (error == -EAGAIN)
-        return BUSY;
-    FIELD(unsigned int, unit, UNIT_ERROR) = (unsigned int)-error;
-    return error ? DONE : QUEUED;
+    return QUEUED;
 }
 
+static int commit(void *thread)
+{
+    struct job *job = of(thread);
+    if (job->held >= job->batch || job->have == job->next)
+        submit(job);
+    return 0;
+}
+
+/* fio mostly asks for one: what else has ended is kept for its next calls, since a look at the space costs as much for one as for all. */
 static int getevents(void *thread, unsigned int min, unsigned int max, const struct timespec *timeout)
 {
-    struct job *job = FIELD(struct job *, thread, THREAD_ENGINE_DATA);
+    struct job *job = of(thread);
     int wait = timeout ? (int)(timeout->tv_sec * 1000 + timeout->tv_nsec / 1000000) : -1;
-    unsigned int taken = 0;
-    if (max > job->depth)
-        max = job->depth;
-    do {
-        int more = fastpath_reap(job->space, job->done + taken, max - taken, taken < min ? wait : 0);
-        if (more < 0)
-            return more;
-        taken += (unsigned int)more;
-        if (more == 0)
-            break;
-    } while (taken < min);
-    return (int)taken;
+    if (job->have == job->next || job->have - job->next < min) {
+        submit(job);
+        forget_told(job);
+        do {
+            int more = fastpath_reap(job->space, job->done + job->have, job->depth - job->have, job->have < min ? wait : 0);
+            if (more < 0 && job->have == 0)
+                return more;
+            if (more <= 0)
+                break;
+            job->have += (unsigned int)more;
+        } while (job->have < min);
+    }
+    job->told = job->next;
+    job->next += max < job->have - job->next ? max : job->have - job->next;
+    return (int)(job->next - job->told);
 }
 
 static void *event(void *thread, int number)
 {
-    struct fastpath_completion *done = &FIELD(struct job *, thread, THREAD_ENGINE_DATA)->done[number];
+    struct job *job = of(thread);
+    struct fastpath_completion *done = &job->done[job->told + (unsigned int)number];
     void *unit = (void *)(uintptr_t)done->tag;
     if (done->result < 0)
         FIELD(unsigned int, unit, UNIT_ERROR) = (unsigned int)-done->result;
@@ -241,7 +286,7 @@ static void *event(void *thread, int number)
 
 static void cleanup(void *thread)
 {
-    struct job *job = FIELD(struct job *, thread, THREAD_ENGINE_DATA);
+    struct job *job = of(thread);
     FIELD(struct job *, thread, THREAD_ENGINE_DATA) = NULL;
     if (job)
         fastpath_free(job->space);
@@ -253,6 +298,7 @@ struct operations ioengine = {
     .version = INTERFACE_VERSION,
     .flags = RAW | DISKLESS | NO_EXTEND | NO_DISK_STATISTICS | NO_OFFLOAD | OTHER_MEMORY_TOO,
     .queue = queue,
+    .commit = commit,
     .getevents = getevents,
     .event = event,
     .cleanup = cleanup,

@@ -82,7 +82,7 @@ struct fastpath;
 // A space: a controller of this program's own in the daemon, a queue pair, and a buffer.
 typedef struct fastpath fastpath_t;
 
-// What a space is to be.
+// What a space is to be. A later library may know more fields, behind these, and goes on to take structures without them.
 struct fastpath_options {
     // sizeof(struct fastpath_options)
     size_t size;
@@ -94,6 +94,8 @@ struct fastpath_options {
     unsigned int flags;
     // Longest wait for the daemon, and of a blocking request; 0: 30 seconds.
     unsigned int timeout_ms;
+    // Not looked at: programs of before have left anything there.
+    unsigned int reserved;
 };
 
 // A request with a tag: any number may be in flight, and each end is told apart.
@@ -230,6 +232,11 @@ int fastpath_polling(fastpath_t *fp);
 
 // Begins a request with a tag. The structure and its iov are done with on return, the memory is not.
 int fastpath_submit(fastpath_t *fp, const struct fastpath_request *request);
+
+// Begins several requests with tags, in order, at less cost than one by one: how many were accepted, from the first on, each as a whole,
+// and of the others nothing was done. When the first is not accepted, why, as of fastpath_submit(). That one after it is not, its own
+// submission tells: most often there was no more room.
+int fastpath_submit_many(fastpath_t *fp, const struct fastpath_request *requests, unsigned int count);
 
 // Goes on with what is in progress and takes up to `max` completions; how many. Waits up to `timeout_ms` (0: not at all, negative: for
 // ever) for the first one while anything is in progress.

@@ -45,7 +45,7 @@ class _Statistics(ctypes.Structure):
     _fields_ = [("reads", _Latencies), ("writes", _Latencies), ("others", _Latencies)]
 
 
-_library = ctypes.CDLL(os.environ.get("MILLRACE_LIBRARY", "libmillrace.so"))
+_library = ctypes.CDLL(os.environ.get("MILLRACE_LIBRARY", "libmillrace.so.0"))
 
 
 def _function(name, result, *arguments):
@@ -202,8 +202,9 @@ class Space:
         _check(self._handle.call(_pread, view, size, offset, _BLOCKING))
 
     def write(self, offset, data, *, durable=False):
-        """Writes `data` at `offset`; durable when it returns, if so."""
-        data, offset = bytes(data), _bytes(offset, "the offset")
+        """Writes `data`, anything with bytes, at `offset`; durable when it returns, if so."""
+        # Of a number, bytes() would make as many zeroes.
+        data, offset = bytes(memoryview(data)), _bytes(offset, "the offset")
         _check(self._handle.call(_pwrite, data, len(data), offset, _BLOCKING | (_DURABLE if durable else 0)))
 
     def flush(self):

@@ -7,6 +7,7 @@ use std::{
     borrow::Cow,
     cell::RefCell,
     ffi::{CStr, CString, c_char, c_int, c_uint, c_void},
+    mem::MaybeUninit,
     os::{fd::AsRawFd, unix::ffi::OsStrExt},
     path::PathBuf,
     slice,
@@ -23,8 +24,8 @@ use crate::{
     error::Error,
     memory::Piece,
     requests::{Completion, Operation, Teller},
-    shared::FastPath,
-    space::{Options, Submission},
+    shared::{FastPath, accept_each},
+    space::{Options, Space, Submission},
     statistics::Latencies,
 };
 
@@ -58,8 +59,11 @@ pub const FP_WRITE_ZEROES: c_uint = 4;
 
 /// The most pieces of a vectored request.
 const PIECES: usize = 1024;
-/// Completions moved at a time.
-const BATCH: usize = 64;
+/// Bytes of the options in the first version of the interface: who was compiled with that goes on to work when there are more, which are
+/// behind these, and mean what they did before when they are zero.
+const FIRST_OPTIONS: usize = 32;
+/// The most bytes of options that are looked at.
+const MOST_OPTIONS: usize = 4096;
 
 thread_local! {
     /// The text and number of this thread's last error.
@@ -78,7 +82,7 @@ pub struct Handle {
 #[expect(non_camel_case_types, reason = "the name is for C")]
 pub type fastpath_t = Handle;
 
-/// What a space is to be.
+/// What a space is to be. A later library may know more fields, behind these, and goes on to take structures without them.
 #[repr(C)]
 pub struct COptions {
     /// sizeof(struct fastpath_options)
@@ -91,7 +95,12 @@ pub struct COptions {
     flags: c_uint,
     /// Longest wait for the daemon, and of a blocking request; 0: 30 seconds.
     timeout_ms: c_uint,
+    /// Not looked at: programs of before have left anything there.
+    reserved: c_uint,
 }
+
+const _: () =
+    assert!(std::mem::offset_of!(COptions, reserved) + 4 == FIRST_OPTIONS, "fields are added, and behind the first ones");
 
 /// A request with a tag: any number may be in flight, and each end is told apart.
 #[repr(C)]
@@ -174,15 +183,39 @@ unsafe fn text<'a>(from: *const c_char) -> Option<&'a CStr> {
     (!from.is_null()).then(|| unsafe { CStr::from_ptr(from) })
 }
 
+/// Options of a program that was compiled with this header, an earlier or a later one: what it does not know is zero, and what we do not
+/// know must be.
+///
+/// # Safety
+/// As many bytes as its `size` says, if that is possible.
+unsafe fn known(given: *const COptions) -> Result<COptions, Error> {
+    const OURS: usize = size_of::<COptions>();
+    let other = Error::Invalid("the options are of another version: set .size to sizeof(struct fastpath_options)");
+    // SAFETY: the caller's promise: the size is there in any version.
+    let size = unsafe { given.cast::<usize>().read() };
+    if !(FIRST_OPTIONS..=MOST_OPTIONS).contains(&size) {
+        return Err(other);
+    }
+    // SAFETY: the caller's promise: what is behind ours, if anything.
+    let rest = unsafe { slice::from_raw_parts(given.cast::<u8>().wrapping_add(OURS), size.saturating_sub(OURS)) };
+    if rest.iter().any(|byte| *byte != 0) {
+        return Err(other);
+    }
+    let mut ours = MaybeUninit::<COptions>::zeroed();
+    // SAFETY: both have as many bytes, and of numbers and pointers zeroes are values, too.
+    unsafe {
+        given.cast::<u8>().copy_to_nonoverlapping(ours.as_mut_ptr().cast(), size.min(OURS));
+        Ok(ours.assume_init())
+    }
+}
+
 /// # Safety
 /// Pointers as in `fastpath_open`.
 unsafe fn open(volume: *const c_char, size: usize, options: *const COptions) -> Result<Box<Handle>, Error> {
     let mut wanted = Options { buffer: size, ..Options::default() };
-    // SAFETY: the caller's promise.
-    if let Some(given) = unsafe { options.as_ref() } {
-        if given.size != size_of::<COptions>() {
-            return Err(Error::Invalid("the options are of another version: set .size to sizeof(struct fastpath_options)"));
-        }
+    if !options.is_null() {
+        // SAFETY: the caller's promise.
+        let given = unsafe { known(options) }?;
         if given.flags & !(FP_READ_ONLY | FP_EVENTS | FP_STATISTICS | FP_ENGINE) != 0 {
             return Err(Error::Invalid("unknown flags in the options"));
         }
@@ -247,7 +280,8 @@ pub unsafe extern "C" fn fastpath_free(fp: *mut fastpath_t) {
 /// A handle of `fastpath_open` that is not freed, or null.
 unsafe fn at<'a>(handle: *const Handle) -> Result<&'a Handle, Error> {
     // SAFETY: the caller's promise.
-    unsafe { handle.as_ref() }.ok_or(Error::Invalid("the space is null"))
+    let Some(handle) = (unsafe { handle.as_ref() }) else { return Err(Error::Invalid("the space is null")) };
+    Ok(handle)
 }
 
 /// The buffer for FP_DIRECT, page-aligned.
@@ -527,9 +561,7 @@ pub unsafe extern "C" fn fastpath_polling(fp: *mut fastpath_t) -> c_int {
 
 /// # Safety
 /// As the header says.
-unsafe fn submit(handle: *const Handle, request: *const CRequest) -> Result<(), Error> {
-    // SAFETY: the caller's promise.
-    let request = unsafe { request.as_ref() }.ok_or(Error::Invalid("the request is null"))?;
+unsafe fn accept(space: &mut Space, request: &CRequest) -> Result<(), Error> {
     if request.flags & !(FP_DIRECT | FP_DURABLE) != 0 {
         return Err(Error::Invalid("a request that is submitted has the flags FP_DIRECT and FP_DURABLE, or none"));
     }
@@ -554,18 +586,45 @@ unsafe fn submit(handle: *const Handle, request: *const CRequest) -> Result<(), 
     let (direct, durable) = (request.flags & FP_DIRECT != 0, request.flags & FP_DURABLE != 0);
     let (offset, teller) = (request.offset, Teller::Tagged(request.tag));
     // SAFETY: the caller's promise.
-    unsafe { at(handle)?.path.lock()?.submit(&Submission { operation, offset, len, pieces, direct, durable, teller }) }?;
-    Ok(())
+    unsafe { space.accept(&Submission { operation, offset, len, pieces, direct, durable, teller }) }.map(drop)
+}
+
+/// # Safety
+/// As the header says: `count` requests.
+unsafe fn submit(handle: *const Handle, requests: *const CRequest, count: usize) -> Result<usize, Error> {
+    // SAFETY: the caller's promise.
+    let handle = unsafe { at(handle) }?;
+    if count == 0 {
+        return Ok(0);
+    }
+    if requests.is_null() {
+        return Err(Error::Invalid("the request is null"));
+    }
+    // SAFETY: the caller's promise.
+    let requests = unsafe { slice::from_raw_parts(requests, count) };
+    let mut space = handle.path.lock()?;
+    // SAFETY: the caller's promise.
+    accept_each(&mut space, requests, |space, request| unsafe { accept(space, request) })
 }
 
 /// Begins a request with a tag. The structure and its iov are done with on return, the memory is not.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fastpath_submit(fp: *mut fastpath_t, request: *const CRequest) -> c_int {
     // SAFETY: the caller's promise.
-    match unsafe { submit(fp, request) } {
-        Ok(()) => 0,
+    match unsafe { submit(fp, request, 1) } {
+        Ok(_) => 0,
         Err(error) => fail(&error),
     }
+}
+
+/// Begins several requests with tags, in order, at less cost than one by one: how many were accepted, from the first on, each as a whole,
+/// and of the others nothing was done. When the first is not accepted, why, as of fastpath_submit(). That one after it is not, its own
+/// submission tells: most often there was no more room.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fastpath_submit_many(fp: *mut fastpath_t, requests: *const CRequest, count: c_uint) -> c_int {
+    // SAFETY: the caller's promise.
+    let accepted = unsafe { submit(fp, requests, count as usize) };
+    accepted.map_or_else(|error| fail(&error), |accepted| c_int::try_from(accepted).unwrap_or(c_int::MAX))
 }
 
 /// Goes on with what is in progress and takes up to `max` completions; how many. Waits up to `timeout_ms` (0: not at all, negative: for
@@ -585,23 +644,15 @@ pub unsafe extern "C" fn fastpath_reap(
     };
     let forever = Duration::from_secs(u64::from(u32::MAX));
     let timeout = u64::try_from(timeout_ms).map_or(forever, Duration::from_millis);
-    let (mut taken, max) = (0, max as usize);
-    while taken < max {
-        let mut batch = [Completion::default(); BATCH];
-        let (room, _) = batch.split_at_mut((max - taken).min(BATCH));
-        let wait = taken == 0 && timeout_ms != 0;
-        let count = if wait { path.wait(room, timeout) } else { path.poll(room) };
-        for done in room.iter().take(count) {
-            let result = if done.errno == 0 { self::count(done.bytes) } else { -i64::from(done.errno) };
-            let completion = CCompletion { tag: done.tag, result, time_ns: done.nanos };
-            // SAFETY: the caller's promise: `taken` is below `max`.
-            unsafe { completions.add(taken).write(completion) };
-            taken += 1;
-        }
-        if count < room.len() {
-            break;
-        }
-    }
+    let (mut at, max) = (0, max as usize);
+    let each = |done: Completion| {
+        let result = if done.errno == 0 { count(done.bytes) } else { -i64::from(done.errno) };
+        let completion = CCompletion { tag: done.tag, result, time_ns: done.nanos };
+        // SAFETY: the caller's promise: `max` completions, and no more are taken.
+        unsafe { completions.add(at).write(completion) };
+        at += 1;
+    };
+    let taken = if timeout_ms == 0 { path.poll_each(max, each) } else { path.wait_each(max, timeout, each) };
     c_int::try_from(taken).unwrap_or(c_int::MAX)
 }
 

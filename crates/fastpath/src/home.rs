@@ -37,6 +37,12 @@ impl Home {
         unsafe { self.0.as_ref() }
     }
 
+    /// As in a process that was forked.
+    #[cfg(test)]
+    pub(crate) fn leave(&self) {
+        self.mark().store(false, Ordering::Relaxed);
+    }
+
     /// Whether this process has opened the space, and was not forked since.
     #[inline]
     pub(crate) fn is_here(&self) -> bool {

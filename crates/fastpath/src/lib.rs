@@ -36,7 +36,7 @@ mod way;
 
 pub use door::default_run_dir;
 pub use error::Error;
-pub use requests::{Completion, Operation};
+pub use requests::{Completion, Direct, Operation};
 pub use shared::FastPath;
 pub use space::Options;
 pub use statistics::{Latencies, Statistics};

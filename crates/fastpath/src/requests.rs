@@ -1,6 +1,6 @@
 //! Requests in progress, in a table that is made when a space is opened.
 
-use std::time::Instant;
+use std::{ops::Range, time::Instant};
 
 use crate::memory::Pieces;
 
@@ -17,6 +17,21 @@ pub enum Operation {
     Deallocate,
     /// The blocks read as zeroes.
     WriteZeroes,
+}
+
+/// A request on a part of the space's buffer, for [`FastPath::begin_many`](crate::FastPath::begin_many).
+#[derive(Clone, Debug)]
+pub struct Direct {
+    /// What it does.
+    pub operation: Operation,
+    /// What the program calls it: its end is a [`Completion`] with this tag.
+    pub tag: u64,
+    /// First byte on the volume.
+    pub offset: u64,
+    /// The part of the buffer; of one without memory, its length counts alone.
+    pub part: Range<usize>,
+    /// A write, or zeroes: durable when it has ended.
+    pub durable: bool,
 }
 
 /// A request that has ended.

@@ -17,8 +17,8 @@ use crate::{
     error::Error,
     home::Home,
     memory::Piece,
-    requests::{Completion, Operation, Place, Teller},
-    space::{Options, Space, Submission},
+    requests::{Completion, Direct, Operation, Place, Teller},
+    space::{Options, Space, Submission, VOLUME},
     statistics::Statistics,
 };
 
@@ -52,7 +52,7 @@ impl Drop for FastPath {
             let _ = rustix::net::shutdown(&self.connection, rustix::net::Shutdown::Both);
         }
         // What a thread that is not in the forked process was in the middle of is left as it is.
-        if is_here || !matches!(self.space.try_lock(), Err(TryLockError::WouldBlock)) {
+        if is_here || self.is_left_alone() {
             // SAFETY: here alone it is dropped, and nobody uses it afterwards.
             unsafe { ManuallyDrop::drop(&mut self.space) }
         }
@@ -69,6 +69,16 @@ impl FastPath {
         let (timeout, block_size) = (options.timeout, space.block_size());
         let home = Home::new().map_err(|error| Error::Home(error.into()))?;
         Ok(Self { space: ManuallyDrop::new(Mutex::new(space)), events, connection, timeout, block_size, buffer, home })
+    }
+
+    /// Whether no thread has the space, or asks its controller: those are the ones that hold locks which the space's end takes. In a forked
+    /// process: whether none did.
+    fn is_left_alone(&self) -> bool {
+        match self.space.try_lock() {
+            Ok(space) => !space.is_asked_for(),
+            Err(TryLockError::Poisoned(space)) => !space.get_ref().is_asked_for(),
+            Err(TryLockError::WouldBlock) => false,
+        }
     }
 
     /// A panic elsewhere leaves a space whole enough: what it owes is shared memory, and answers that are checked.
@@ -94,9 +104,14 @@ impl FastPath {
     }
 
     /// Asks the daemon for the volume's size, which may change; the size. Of a volume that has grown, what is new may be used from now on.
+    /// Other threads' requests do not wait for the answer.
     pub fn refresh(&self) -> Result<u64, Error> {
+        let asked = self.lock()?.controller()?;
+        // Until the answer is taken up: the one that came last counts.
+        let mut controller = asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let namespace = controller.namespace(VOLUME)?;
         let mut space = self.lock()?;
-        space.refresh()?;
+        space.take_up(namespace);
         Ok(space.size())
     }
 
@@ -176,29 +191,54 @@ impl FastPath {
         self.begin(Operation::Flush, tag, 0, 0..0, false)
     }
 
+    /// Begins several requests, in order, with one lock and one doorbell for all of them. How many: those from the first on that were
+    /// accepted, each as a whole. Of the others nothing was done.
+    ///
+    /// # Errors
+    /// When the first is not accepted, as for [`begin_read`](Self::begin_read): then none is.
+    pub fn begin_many(&self, requests: &[Direct]) -> Result<usize, Error> {
+        let mut space = self.lock()?;
+        accept_each(&mut space, requests, |space, request| self.accept(space, request))
+    }
+
     fn begin(&self, operation: Operation, tag: u64, offset: u64, part: Range<usize>, durable: bool) -> Result<(), Error> {
+        self.begin_many(&[Direct { operation, tag, offset, part, durable }]).map(drop)
+    }
+
+    fn accept(&self, space: &mut Space, request: &Direct) -> Result<(), Error> {
+        let Direct { operation, tag, offset, ref part, durable } = *request;
         let start = std::ptr::without_provenance_mut(self.buffer.0.wrapping_add(part.start));
         let pieces = [Piece { start, len: part.len() }];
-        let teller = Teller::Tagged(tag);
-        let submission = Submission { operation, offset, len: 0, pieces: &pieces, direct: true, durable, teller };
+        let (len, teller) = (part.len() as u64, Teller::Tagged(tag));
+        let submission = Submission { operation, offset, len, pieces: &pieces, direct: true, durable, teller };
         // SAFETY: a direct request's memory is the space's own buffer, or it is refused.
-        unsafe { self.lock()?.submit(&submission) }.map(drop)
+        unsafe { space.accept(&submission) }.map(drop)
     }
 
     /// Goes on with what is in progress, without waiting, and takes tagged completions; how many. In a process that was forked from the one
     /// that opened it nothing is in progress.
     pub fn poll(&self, completions: &mut [Completion]) -> usize {
-        self.lock().map_or(0, |mut space| take(&mut space, completions))
+        self.poll_each(completions.len(), into(completions))
+    }
+
+    /// As [`poll`](Self::poll), for up to `most` completions.
+    pub(crate) fn poll_each(&self, most: usize, each: impl FnMut(Completion)) -> usize {
+        self.lock().map_or(0, |mut space| take(&mut space, most, each))
     }
 
     /// As [`poll`](Self::poll), but waits until there is at least one, nothing is in progress, or `timeout` has passed.
     pub fn wait(&self, completions: &mut [Completion], timeout: Duration) -> usize {
-        let mut pause = Pause::new(self);
+        self.wait_each(completions.len(), timeout, into(completions))
+    }
+
+    /// As [`wait`](Self::wait), for up to `most` completions.
+    pub(crate) fn wait_each(&self, most: usize, timeout: Duration, mut each: impl FnMut(Completion)) -> usize {
+        let mut pause = Pause::new(self, timeout);
         loop {
             let Ok(mut space) = self.lock() else { return 0 };
-            let taken = take(&mut space, completions);
+            let taken = take(&mut space, most, &mut each);
             // Under the lock of the look: what has ended since would be a completion that this says is not there.
-            if taken > 0 || completions.is_empty() || space.in_progress() == 0 || pause.exceeds(timeout) {
+            if taken > 0 || most == 0 || space.in_progress() == 0 || pause.is_over() {
                 return taken;
             }
             pause.pass_on(&space);
@@ -282,7 +322,7 @@ impl FastPath {
         submission: &Submission<'_>,
         position: Option<&AtomicU64>,
     ) -> Result<Completion, Error> {
-        let mut pause = Pause::new(self);
+        let mut pause = Pause::new(self, self.timeout);
         loop {
             // SAFETY: the caller's promise.
             match unsafe { self.submit(submission, position) } {
@@ -292,7 +332,7 @@ impl FastPath {
                     drop(pause);
                     return self.finish(place, untold);
                 }
-                Err(Error::Full) if !pause.exceeds(self.timeout) => {
+                Err(Error::Full) if !pause.is_over() => {
                     let mut space = self.lock()?;
                     space.poll();
                     pause.pass_on(&space);
@@ -305,14 +345,14 @@ impl FastPath {
     }
 
     fn finish(&self, place: Place, untold: Option<u64>) -> Result<Completion, Error> {
-        let mut pause = Pause::since(self, untold);
+        let mut pause = Pause::since(self, self.timeout, untold);
         loop {
             let mut space = self.lock()?;
             space.poll();
             if let Some(completion) = space.result(place) {
                 return Ok(completion);
             }
-            if pause.exceeds(self.timeout) {
+            if pause.is_over() {
                 space.abandon(place);
                 return Err(Error::TimedOut);
             }
@@ -332,7 +372,7 @@ impl FastPath {
                 pause.look(self);
             }
             (_, Some(events)) => {
-                let doze = Timespec::try_from(DOZE).ok();
+                let doze = Timespec::try_from(pause.left().min(DOZE)).ok();
                 if poll(&mut [PollFd::new(events, PollFlags::IN)], doze.as_ref()).unwrap_or(0) > 0 {
                     // Nothing to read: another thread has, and looks too.
                     pause.has_read |= rustix::io::read(events, &mut [0; 8]).is_ok();
@@ -344,20 +384,48 @@ impl FastPath {
     }
 }
 
+/// Takes requests on until one is refused, and begins those before; how many. The first one's error, if it is that one.
+pub(crate) fn accept_each<T>(
+    space: &mut Space,
+    requests: &[T],
+    mut accept: impl FnMut(&mut Space, &T) -> Result<(), Error>,
+) -> Result<usize, Error> {
+    let mut accepted = 0;
+    for request in requests {
+        match accept(space, request) {
+            Ok(()) => accepted += 1,
+            Err(error) if accepted == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    space.pump();
+    Ok(accepted)
+}
+
 /// Goes on with what is in progress, and takes tagged completions; how many.
-fn take(space: &mut Space, completions: &mut [Completion]) -> usize {
-    space.poll();
+fn take(space: &mut Space, most: usize, mut each: impl FnMut(Completion)) -> usize {
+    // Who wants nothing wants that it goes on.
+    if most == 0 || !space.has_enough(most) {
+        space.poll();
+    }
     let mut taken = 0;
-    for room in completions {
+    while taken < most {
         let Some(completion) = space.completion() else { break };
-        *room = completion;
+        each(completion);
         taken += 1;
     }
     taken
 }
 
+/// Puts completions there, one after the other.
+fn into(completions: &mut [Completion]) -> impl FnMut(Completion) {
+    let mut room = completions.iter_mut();
+    move |completion| *room.next().expect("no more are taken than there is room for") = completion
+}
+
 /// How long somebody has waited.
 struct Pause<'a> {
+    timeout: Duration,
     rounds: u32,
     since: Option<Instant>,
     events: Option<&'a OwnedFd>,
@@ -371,23 +439,29 @@ struct Pause<'a> {
 }
 
 impl<'a> Pause<'a> {
-    fn new(path: &'a FastPath) -> Self {
+    fn new(path: &'a FastPath, timeout: Duration) -> Self {
         // Before the first look: events come after what they tell of.
         let untold = path.events.as_ref().and_then(|_| path.lock().ok()).map(|space| space.untold());
-        Self::since(path, untold)
+        Self::since(path, timeout, untold)
     }
 
     /// One that began when so many requests that nobody is told of had ended.
-    fn since(path: &'a FastPath, untold: Option<u64>) -> Self {
-        Self { rounds: 0, since: None, events: path.events.as_ref(), has_read: false, naps: false, untold, owes: false }
+    fn since(path: &'a FastPath, timeout: Duration, untold: Option<u64>) -> Self {
+        let events = path.events.as_ref();
+        Self { timeout, rounds: 0, since: None, events, has_read: false, naps: false, untold, owes: false }
     }
 
-    /// Whether it is longer than `timeout`. Short waits do not ask the clock.
-    fn exceeds(&mut self, timeout: Duration) -> bool {
-        if self.rounds < SPINS && !timeout.is_zero() {
+    /// Whether it has been as long as it may be. Short waits do not ask the clock.
+    fn is_over(&mut self) -> bool {
+        if self.rounds < SPINS && !self.timeout.is_zero() {
             return false;
         }
-        self.since.get_or_insert_with(Instant::now).elapsed() >= timeout
+        self.left().is_zero()
+    }
+
+    /// What is left of its time, which begins when this is first asked.
+    fn left(&mut self) -> Duration {
+        self.timeout.saturating_sub(self.since.get_or_insert_with(Instant::now).elapsed())
     }
 
     /// What was read has told of requests that have ended and are not this one's: who sleeps for them is not to wait for this one's end.
@@ -423,6 +497,31 @@ impl Drop for Pause<'_> {
     fn drop(&mut self) {
         if self.has_read {
             self.give_back();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use millrace_tests::Daemon;
+
+    use super::*;
+
+    #[test]
+    fn a_forked_process_leaves_alone_what_a_thread_was_in_the_middle_of() {
+        let daemon = Daemon::start();
+        daemon.run(&["volume", "create", "m", "--size", "1M", "--backend", "memory"]);
+        let options = Options { run_dir: Some(daemon.run_dir()), ..Options::default() };
+        for asks in [true, false] {
+            let path = FastPath::open("m", &options).unwrap();
+            let controller = path.lock().unwrap().controller().unwrap();
+            let asked = asks.then(|| controller.lock().unwrap());
+            path.home.leave();
+            drop(path);
+            drop(asked);
+            assert_eq!(Arc::strong_count(&controller), if asks { 2 } else { 1 }, "the space is there yet: {asks}");
         }
     }
 }

@@ -5,12 +5,13 @@ use std::{
     ops::Range,
     os::fd::OwnedFd,
     path::PathBuf,
+    sync::{Arc, Mutex, TryLockError},
     time::{Duration, Instant},
 };
 
 use millrace_block::{BlockCount, Lba};
 use millrace_driver::{
-    Command, Controller, DmaBuffer, DmaRange, Namespace, PAGE_SIZE, VfioUser,
+    Command, Controller, DmaBuffer, DmaMemory, DmaRange, Namespace, PAGE_SIZE, VfioUser,
     spec::{Cqe, NamespaceId},
 };
 use rustix::io::Errno;
@@ -24,6 +25,8 @@ use crate::{
     way::{ENGINE_DEPTH, ENGINE_MEMORY, Way},
 };
 
+/// The volume, as its controller knows it.
+pub(crate) const VOLUME: NamespaceId = NamespaceId(1);
 /// Bytes that go by way of a bounce run at a time.
 const BOUNCE: usize = 128 << 10;
 /// A buffer of up to so many bytes is touched by us first, as bounce runs are: its pages are the program's memory by the system's account, and
@@ -107,18 +110,19 @@ struct Bounces {
     free: Vec<u16>,
 }
 
-/// The volume. A front makes as many commands of a request as it takes.
-fn namespace(controller: &mut Controller, way: &Way) -> Result<Namespace, Error> {
-    let namespace = controller.namespace(NamespaceId(1))?;
-    Ok(match way {
+/// The volume as it is used. A front makes as many commands of a request as it takes.
+fn used(namespace: Namespace, way: &Way) -> Namespace {
+    match way {
         Way::Queue(_) => namespace,
         Way::Engine(_) => namespace.with_max_transfer(TRANSFER as u64),
-    })
+    }
 }
 
 pub(crate) struct Space {
     way: Way,
-    controller: Controller,
+    /// With a lock of its own, see [`Self::controller`].
+    controller: Arc<Mutex<Controller>>,
+    memory: DmaMemory,
     namespace: Namespace,
     buffer: DmaBuffer,
     bounces: Bounces,
@@ -175,14 +179,16 @@ impl Space {
         let mut controller = Controller::attach(transport, &driver)?;
         controller.start()?;
         let way = Way::open(&mut controller, options)?;
-        let namespace = namespace(&mut controller, &way)?;
-        let buffer = controller.memory().alloc(buffer)?;
+        let namespace = used(controller.namespace(VOLUME)?, &way);
+        let memory = controller.memory().clone();
+        let buffer = memory.alloc(buffer)?;
         if buffer.len() <= TOUCHED {
             buffer.fill(0);
         }
         let space = Self {
             way,
-            controller,
+            controller: Arc::new(Mutex::new(controller)),
+            memory,
             namespace,
             buffer,
             bounces: Bounces { runs: Vec::with_capacity(places), free: Vec::with_capacity(places) },
@@ -218,13 +224,19 @@ impl Space {
         self.namespace.size().0.saturating_mul(u64::from(self.namespace.block_size()))
     }
 
-    /// Asks for the volume's size again.
-    pub(crate) fn refresh(&mut self) -> Result<(), Error> {
-        if self.gone {
-            return Err(Error::Gone);
-        }
-        self.namespace = namespace(&mut self.controller, &self.way)?;
-        Ok(())
+    /// Whether somebody is in the middle of asking about the volume.
+    pub(crate) fn is_asked_for(&self) -> bool {
+        matches!(self.controller.try_lock(), Err(TryLockError::WouldBlock))
+    }
+
+    /// Who is asked about the volume. The space need not be locked until the answer comes: requests go on meanwhile.
+    pub(crate) fn controller(&self) -> Result<Arc<Mutex<Controller>>, Error> {
+        if self.gone { Err(Error::Gone) } else { Ok(Arc::clone(&self.controller)) }
+    }
+
+    /// What the volume is from now on, as its controller has answered.
+    pub(crate) fn take_up(&mut self, namespace: Namespace) {
+        self.namespace = used(namespace, &self.way);
     }
 
     pub(crate) fn in_progress(&self) -> usize {
@@ -247,21 +259,21 @@ impl Space {
         if self.gone {
             return Err(Error::Gone);
         }
-        let block_size = self.namespace.block_size();
         let mut len = wanted.len;
         if matches!(wanted.operation, Operation::Read | Operation::Write) {
             len = 0;
             for piece in wanted.pieces {
-                let blocks = |bytes: usize| bytes.is_multiple_of(block_size as usize);
                 if wanted.direct
-                    && !(blocks(piece.len)
+                    && !(self.namespace.is_whole(piece.len as u64)
                         && (piece.start as usize).is_multiple_of(4)
                         && (piece.len == 0 || self.within(*piece).is_some()))
                 {
                     return Err(Error::NotDirect);
                 }
-                let bytes = piece.len as u64;
-                len = u64::checked_add(len, bytes).ok_or(Error::Invalid("the pieces' lengths overflow"))?;
+                let Some(sum) = u64::checked_add(len, piece.len as u64) else {
+                    return Err(Error::Invalid("the pieces' lengths overflow"));
+                };
+                len = sum;
             }
         }
         match wanted.operation {
@@ -273,9 +285,9 @@ impl Space {
             }
             _ => {}
         }
-        let (offset, size, unit) = (wanted.offset, self.size(), u64::from(block_size));
-        if len == 0 || !len.is_multiple_of(unit) || !offset.is_multiple_of(unit) {
-            return Err(Error::Blocks { offset, len, block_size });
+        let (offset, size) = (wanted.offset, self.size());
+        if len == 0 || !self.namespace.is_whole(len | offset) {
+            return Err(Error::Blocks { offset, len, block_size: self.block_size() });
         }
         if offset.checked_add(len).is_none_or(|end| end > size) {
             return Err(Error::PastEnd { offset, len, size });
@@ -286,15 +298,30 @@ impl Space {
     /// Begins a request.
     ///
     /// # Safety
+    /// As of [`accept`](Self::accept).
+    pub(crate) unsafe fn submit(&mut self, wanted: &Submission<'_>) -> Result<Place, Error> {
+        // SAFETY: the caller's promise.
+        let place = unsafe { self.accept(wanted) }?;
+        self.pump();
+        Ok(place)
+    }
+
+    /// Takes a request on, as the last of those that wait: [`pump`](Self::pump) begins them all, and is to be called before the lock is given
+    /// back.
+    ///
+    /// # Safety
     /// Until the request has ended, the pieces are memory that nobody writes (of a write) or looks at (of a read), unless they are the
     /// space's own buffer.
-    pub(crate) unsafe fn submit(&mut self, wanted: &Submission<'_>) -> Result<Place, Error> {
+    pub(crate) unsafe fn accept(&mut self, wanted: &Submission<'_>) -> Result<Place, Error> {
         let len = self.check(wanted)?;
-        // Tagged completions wait for the program, and must have room.
-        if self.completions.len() + self.table.in_progress() >= self.in_flight.len() {
+        // Tagged completions wait for the program, and must have room. Who waits for a request's end leaves none, and would wait in vain for
+        // the program, which may be himself, to take others'.
+        let leaves_none = wanted.teller == Teller::Waited;
+        if !leaves_none && self.completions.len() + self.table.in_progress() >= self.in_flight.len() {
             return Err(Error::Full);
         }
-        let place = self.table.take().ok_or(Error::Full)?;
+        // An error that is not made need not be dropped either.
+        let Some(place) = self.table.take() else { return Err(Error::Full) };
         let started = self.statistics.is_some().then(Instant::now);
         let request = self.table.get(place);
         request.pieces.set(wanted.pieces);
@@ -317,12 +344,11 @@ impl Space {
             self.counted += 1;
         }
         self.waiting.push_back(place);
-        self.pump();
         Ok(place)
     }
 
     /// Makes commands of requests while there is room, in order, and rings.
-    fn pump(&mut self) {
+    pub(crate) fn pump(&mut self) {
         // An engine has as many places as it has, however few the space was opened for; identifiers of `n` commands are below `n`.
         let room = self.way.capacity().min(self.in_flight.len());
         while let Some(&place) = self.waiting.front() {
@@ -348,12 +374,12 @@ impl Space {
         let request = self.table.look(place);
         let left = request.len - request.issued;
         let at = request.issued as usize;
-        let lba = Lba((request.offset + request.issued) / u64::from(self.namespace.block_size()));
+        let lba = Lba(self.namespace.blocks(request.offset + request.issued));
         let (operation, durable) = (request.operation, request.durable);
         let (command, len, bounce) = match operation {
             Operation::Flush => (self.namespace.flush(), 0, None),
             Operation::WriteZeroes => {
-                let count = BlockCount((left / u64::from(self.namespace.block_size())).min(UNNAMED));
+                let count = BlockCount(self.namespace.blocks(left).min(UNNAMED));
                 let command = if durable {
                     self.namespace.write_zeroes_fua(lba, count, false)?
                 } else {
@@ -362,7 +388,7 @@ impl Space {
                 (command, self.bytes(count), None)
             }
             Operation::Deallocate => {
-                let count = BlockCount((left / u64::from(self.namespace.block_size())).min(UNNAMED));
+                let count = BlockCount(self.namespace.blocks(left).min(UNNAMED));
                 let bounce = self.bounce()?;
                 let list = &self.bounces.runs[usize::from(bounce)];
                 match self.namespace.deallocate(&[(lba, count)], list) {
@@ -416,8 +442,8 @@ impl Space {
         let most = usize::try_from(self.namespace.max_transfer()).unwrap_or(usize::MAX);
         let left = usize::try_from(left).unwrap_or(usize::MAX);
         if self.table.look(place).direct {
-            let run = self.table.look(place).pieces.run(at).ok_or(Error::NotDirect)?;
-            let range = self.within(run).ok_or(Error::NotDirect)?;
+            let Some(run) = self.table.look(place).pieces.run(at) else { return Err(Error::NotDirect) };
+            let Some(range) = self.within(run) else { return Err(Error::NotDirect) };
             return Ok((self.buffer.slice(range.start, range.len().min(most).min(left)), None));
         }
         let bounce = self.bounce()?;
@@ -435,7 +461,7 @@ impl Space {
         if let Some(free) = self.bounces.free.pop() {
             return Ok(free);
         }
-        let run = self.controller.memory().alloc(BOUNCE)?;
+        let run = self.memory.alloc(BOUNCE)?;
         run.fill(0);
         self.bounces.runs.push(run);
         Ok((self.bounces.runs.len() - 1) as u16)
@@ -478,7 +504,8 @@ impl Space {
         // connection, a moment later: nobody need ask for a queue's sake.
         let has_failed = |space: &Self| match space.way {
             Way::Queue(_) => false,
-            Way::Engine(_) => space.controller.status().is_ok_and(|status| status.cfs()),
+            // Who has it locked asks it something, and hears the same.
+            Way::Engine(_) => space.controller.try_lock().is_ok_and(|it| it.status().is_ok_and(|status| status.cfs())),
         };
         if !self.gone && (self.way.check().is_err() || has_failed(self)) {
             self.lose();
@@ -599,6 +626,12 @@ impl Space {
     /// How many requests without a tag have ended that nobody waits for.
     pub(crate) fn untold(&self) -> u64 {
         self.untold
+    }
+
+    /// Whether a look at the queue is needless for who wants so many completions: they are here, and no request waits for the room of one
+    /// that has ended meanwhile.
+    pub(crate) fn has_enough(&self, wanted: usize) -> bool {
+        self.completions.len() >= wanted && self.waiting.is_empty()
     }
 
     /// Whether tagged requests have ended that nobody has taken.

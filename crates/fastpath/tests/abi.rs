@@ -75,6 +75,8 @@ fn the_header_is_made_of_the_library() {
     let symbols = said_by(Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(&library));
     let exported: BTreeSet<String> = symbols.lines().filter_map(|line| Some(line.split(' ').next()?.to_owned())).collect();
     assert_eq!(exported, declared(), "what {} has for others, and what the header declares", library.display());
+    let said = said_by(Command::new("readelf").arg("--dynamic").arg(&library));
+    assert!(said.contains("soname: [libmillrace.so.0]"), "{said}");
 }
 
 #[test]
@@ -84,10 +86,12 @@ fn what_is_installed_is_taken_away_again() {
         let mut install = Command::new(repository().join("scripts/install-fastpath"));
         install.args(arguments).env("MILLRACE_LIBRARIES", library_dir()).env("DESTDIR", dir.path());
         said_by(&mut install);
-        said_by(Command::new("find").arg(dir.path()).args(["-type", "f"]))
+        said_by(Command::new("find").arg(dir.path()).args(["!", "-type", "d"]))
     };
     let installed = run(&["/usr"]);
-    assert!(installed.contains("/usr/lib/libmillrace.so") && installed.contains("/usr/include/millrace.h"), "{installed}");
+    for path in ["/usr/lib/libmillrace.so", "/usr/lib/libmillrace.so.0", "/usr/include/millrace.h"] {
+        assert!(installed.lines().any(|line| line.ends_with(path)), "{path} is not among\n{installed}");
+    }
     assert_eq!(run(&["--remove", "/usr"]), "");
 }
 
@@ -118,6 +122,8 @@ fn what_is_installed_is_found_by_pkg_config_and_documented() {
     // As a Makefile has it: a shell reads what pkg-config says.
     let compile = format!("cc program.c -o program {}", pkg_config(&["--cflags", "--libs"]));
     said_by(Command::new("sh").args(["-c", &compile]).current_dir(dir.path()));
+    // For the compiler alone.
+    fs::remove_file(prefix.join("lib/libmillrace.so")).unwrap();
     let mut program = Command::new(dir.path().join("program"));
     program.env("LD_LIBRARY_PATH", prefix.join("lib")).env("MILLRACE_RUN_DIR", dir.path()).env("MILLRACE_VOLUME", "v");
     assert_eq!(said_by(&mut program).trim(), pkg_config(&["--modversion"]));

@@ -3,7 +3,10 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Write},
-    os::unix::{fs::PermissionsExt, net::UnixListener},
+    os::unix::{
+        fs::{PermissionsExt, symlink},
+        net::UnixListener,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -26,11 +29,10 @@ fn compile(to: &Path, whole: bool) {
     if whole {
         command.arg(libraries.join("libmillrace.a")).args(["-lpthread", "-ldl", "-lm", "-lgcc_s"]);
     } else {
-        command
-            .arg("-L")
-            .arg(&libraries)
-            .arg(format!("-Wl,-rpath,{}", libraries.display()))
-            .args(["-lmillrace", "-lpthread"]);
+        // As it is installed: a program asks for the library by the name that it was given.
+        let folder = to.parent().expect("a folder");
+        symlink(libraries.join("libmillrace.so"), folder.join("libmillrace.so.0")).expect("a link");
+        command.arg("-L").arg(&libraries).arg(format!("-Wl,-rpath,{}", folder.display())).args(["-lmillrace", "-lpthread"]);
     }
     let output = command.output().expect("running cc");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

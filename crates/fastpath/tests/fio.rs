@@ -75,6 +75,37 @@ fn fio_writes_and_verifies_by_our_engine() {
     daemon.expect_well();
 }
 
+/// The engine keeps ends that fio has not asked for, and meanwhile holds back requests: however fio goes about it, none stays there.
+#[test]
+fn fio_gets_the_end_of_all_that_it_begins() {
+    let mut daemon = Daemon::start();
+    let fio = Fio { engine: daemon.path("libmillrace-fio.so"), run_dir: daemon.run_dir() };
+    compile(&fio.engine, &[]);
+    daemon.run(&["volume", "create", "m", "--size", "32M", "--backend", "memory"]);
+    let load = ["--rw=randwrite", "--bs=4k", "--io_size=4m", "--verify=crc32c", "--verify_fatal=1", "--do_verify=1"];
+    for (depth, more) in [
+        ("--iodepth=32", &["--rate_iops=2000"][..]),
+        ("--iodepth=32", &["--thinktime=1000", "--thinktime_blocks=7"]),
+        ("--iodepth=32", &["--fsync=3"]),
+        ("--iodepth=32", &["--iodepth_batch=16", "--iodepth_batch_complete_min=8"]),
+        ("--iodepth=32", &["--iodepth_batch_complete_max=16"]),
+        ("--iodepth=9", &["--iodepth_low=2"]),
+        ("--iodepth=1", &[]),
+    ] {
+        fio.must("m", &[&load[..], &[depth], more].concat());
+    }
+    for depth in ["--iodepth=1", "--iodepth=32"] {
+        let refused = fio.run("m", &["--rw=randread", "--bs=1000", depth, "--io_size=1m"]);
+        let said = String::from_utf8_lossy(&refused.stdout);
+        assert!(
+            !refused.status.success() && said.contains("err=22"),
+            "{said}\n{}",
+            String::from_utf8_lossy(&refused.stderr)
+        );
+    }
+    daemon.expect_well();
+}
+
 #[test]
 fn fio_refuses_an_engine_of_another_interface_version() {
     let dir = tempfile::tempdir().unwrap();

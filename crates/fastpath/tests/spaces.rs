@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use millrace::{Completion, FastPath, Options};
+use millrace::{Completion, Direct, FastPath, Operation, Options};
 use millrace_driver::{
     Controller, QueueError, QueueOptions, QueuePair, VfioUser,
     spec::{NamespaceId, Status, reservation::ReservationType},
@@ -205,6 +205,51 @@ fn many_are_in_flight_and_each_ends_once() {
         }
     }
     assert_eq!(space.poll(&mut done), 0);
+}
+
+#[test]
+fn several_are_begun_at_once_as_many_as_there_is_room_for() {
+    let daemon = Daemon::start();
+    volume(&daemon, "m", &["--size", "1M", "--backend", "memory"]);
+    let space = FastPath::open("m", &Options { buffer: 8 * 4096, depth: 4, ..options(&daemon) }).unwrap();
+    let request = |operation, tag: u64, offset: u64| {
+        let at = tag as usize * 4096;
+        Direct { operation, tag, offset, part: at..at + 4096, durable: false }
+    };
+    // One by one: those that have ended meanwhile are kept.
+    let ended = |count: usize| {
+        let (mut done, mut tags) = ([Completion::default()], Vec::new());
+        while tags.len() < count && space.wait(&mut done, Duration::from_secs(60)) == 1 {
+            assert_eq!((done[0].errno, done[0].bytes), (0, 4096));
+            tags.push(done[0].tag);
+        }
+        assert_eq!(space.wait(&mut done, Duration::from_secs(60)), 0, "nothing else is in progress");
+        tags.sort_unstable();
+        tags
+    };
+    let mut bytes = pattern(0, 6 * 4096, 5);
+    space.fill(0, &bytes);
+    let writes: Vec<_> = (0..6).map(|tag| request(Operation::Write, tag, tag * 4096)).collect();
+    assert_eq!(space.begin_many(&writes).unwrap(), 4);
+    assert_eq!(space.begin_many(&writes[4..]).unwrap_err().errno(), Errno::AGAIN.raw_os_error());
+    assert_eq!(ended(4), [0, 1, 2, 3]);
+    assert_eq!(space.begin_many(&writes[4..]).unwrap(), 2);
+    assert_eq!(ended(2), [4, 5]);
+    let mut back = vec![0; bytes.len()];
+    space.read(0, &mut back).unwrap();
+    assert!(back == bytes);
+    // One that cannot be is the end of it, and the first one's reason is told.
+    let (zeroes, past) = (request(Operation::WriteZeroes, 6, 0), request(Operation::Write, 7, 1 << 20));
+    assert_eq!(space.begin_many(&[zeroes.clone(), past.clone(), writes[1].clone()]).unwrap(), 1);
+    assert_eq!(ended(1), [6]);
+    assert_eq!(space.begin_many(&[past, zeroes]).unwrap_err().errno(), Errno::NXIO.raw_os_error());
+    assert_eq!(space.begin_many(&[]).unwrap(), 0);
+    assert!(ended(0).is_empty());
+    bytes[..4096].fill(0);
+    space.read(0, &mut back).unwrap();
+    assert!(back == bytes);
+    drop(space);
+    daemon.finish();
 }
 
 #[test]
@@ -471,6 +516,66 @@ fn the_door_is_not_closed_by_those_who_never_finish_their_words() {
         is_over.store(true, Ordering::Relaxed);
         opened.unwrap().read(0, &mut [0; 512]).unwrap();
     });
+    daemon.finish();
+}
+
+#[test]
+fn who_waits_for_a_request_need_not_wait_until_others_are_reaped() {
+    let daemon = Daemon::start();
+    volume(&daemon, "m", &["--size", "1M", "--backend", "memory"]);
+    let space = FastPath::open("m", &Options { buffer: 4096, depth: 2, ..options(&daemon) }).unwrap();
+    for tag in [1, 2] {
+        space.begin_read(tag, 0, 0..512).unwrap();
+    }
+    for byte in [7, 8] {
+        space.write(512, &[byte; 512], false).expect("it leaves no completion that needs room");
+    }
+    let mut block = [0; 512];
+    space.read(512, &mut block).unwrap();
+    assert!(block == [8; 512]);
+    assert_eq!(space.begin_read(3, 0, 0..512).unwrap_err().errno(), Errno::AGAIN.raw_os_error(), "two wait to be taken");
+    let (mut done, mut tags) = ([Completion::default()], Vec::new());
+    while space.wait(&mut done, Duration::from_secs(60)) == 1 {
+        tags.push(done[0].tag);
+    }
+    tags.sort_unstable();
+    assert_eq!(tags, [1, 2]);
+    drop(space);
+    daemon.finish();
+}
+
+/// The answer of a worker that stands still is long in coming.
+#[test]
+fn who_asks_for_the_size_keeps_no_other_thread_waiting() {
+    let daemon = Daemon::start();
+    volume(&daemon, "m", &["--size", "1M", "--backend", "memory"]);
+    let space = FastPath::open("m", &options(&daemon)).unwrap();
+    let worker = Pid::from_raw(daemon.worker().expect("a worker").cast_signed()).expect("a process");
+    let asks = AtomicBool::new(false);
+    kill_process(worker, Signal::STOP).unwrap();
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| {
+            asks.store(true, Ordering::Relaxed);
+            space.refresh()
+        });
+        eventually("a thread that asks", || asks.load(Ordering::Relaxed).then_some(()));
+        let mut begun = 0;
+        eventually("requests beside it", || {
+            space.begin_read(begun, 0, 0..512).unwrap();
+            begun += 1;
+            (begun == 20).then_some(())
+        });
+        assert!(!asked.is_finished(), "they have waited for the answer");
+        kill_process(worker, Signal::CONT).unwrap();
+        assert_eq!(asked.join().unwrap().unwrap(), 1 << 20);
+    });
+    let (mut done, mut ended) = ([Completion::default(); 20], 0);
+    while ended < 20 {
+        let taken = space.wait(&mut done, Duration::from_secs(60));
+        assert!(taken > 0 && done[..taken].iter().all(|done| done.errno == 0), "{ended} of 20 have ended");
+        ended += taken;
+    }
+    drop(space);
     daemon.finish();
 }
 

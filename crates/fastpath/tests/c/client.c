@@ -31,7 +31,7 @@ void *const all[] = {
     (void *)fastpath_buffer_size, (void *)fastpath_block_size, (void *)fastpath_volume_size, (void *)fastpath_read,
     (void *)fastpath_write, (void *)fastpath_seek, (void *)fastpath_pread, (void *)fastpath_pwrite,
     (void *)fastpath_preadv, (void *)fastpath_pwritev, (void *)fastpath_flush, (void *)fastpath_deallocate,
-    (void *)fastpath_write_zeroes, (void *)fastpath_polling, (void *)fastpath_submit, (void *)fastpath_reap,
+    (void *)fastpath_write_zeroes, (void *)fastpath_polling, (void *)fastpath_submit, (void *)fastpath_submit_many, (void *)fastpath_reap,
     (void *)fastpath_eventfd, (void *)fastpath_connection, (void *)fastpath_statistics, (void *)fastpath_error, (void *)fastpath_error_number,
     (void *)fastpath_strerror, (void *)fastpath_version,
 };
@@ -144,6 +144,18 @@ static void refusals(void)
     CHECK(!fastpath_open("none", 4096, NULL) && fastpath_error_number() == ENOENT && strstr(fastpath_error(), "none"));
     struct fastpath_options options = { .size = 1 };
     CHECK(!fastpath_open(NULL, 4096, &options) && fastpath_error_number() == EINVAL);
+    options.size = 31;
+    CHECK(!fastpath_open(NULL, 4096, &options) && fastpath_error_number() == EINVAL);
+    /* Of a later header: what the library does not know must not be asked for. */
+    struct {
+        struct fastpath_options known;
+        uint64_t more;
+    } later = { .known = { .size = sizeof later }, .more = 1 };
+    CHECK(!fastpath_open(NULL, 4096, &later.known) && fastpath_error_number() == EINVAL);
+    later.more = 0, later.known.depth = 1;
+    fastpath_t *deep = fastpath_open(NULL, 4096, &later.known);
+    CHECK(deep);
+    fastpath_free(deep);
     options.size = sizeof options, options.run_dir = "/nonexistent";
     CHECK(!fastpath_open(NULL, 4096, &options) && fastpath_error_number() == ENOENT && strstr(fastpath_error(), "apps.sock"));
     options.run_dir = NULL, options.depth = 2, options.flags = FP_READ_ONLY;
@@ -181,6 +193,53 @@ static void refusals(void)
     fastpath_free(fp);
     fastpath_free(NULL);
     CHECK(strstr(fastpath_strerror(-EROFS), "written") && *fastpath_version());
+}
+
+/* Takes so many ends, one by one; their tags as bits. */
+static unsigned ended(fastpath_t *fp, int count)
+{
+    unsigned tags = 0;
+    struct fastpath_completion done;
+    while (count-- > 0) {
+        CHECK(fastpath_reap(fp, &done, 1, -1) == 1 && done.result > 0 && done.tag < 32 && !(tags >> done.tag & 1));
+        tags |= 1u << done.tag;
+    }
+    CHECK(fastpath_reap(fp, &done, 1, -1) == 0);
+    return tags;
+}
+
+/* Several at once: as many as there is room for and none is wrong before, from the first on. */
+static void many(void)
+{
+    enum { MANY = 8 };
+    struct fastpath_options options = { .size = sizeof options, .depth = MANY };
+    fastpath_t *fp = fastpath_open(NULL, MANY << 12, &options);
+    CHECK(fp);
+    unsigned char *buffer = fastpath_buffer(fp), mine[1024], back[4096];
+    struct iovec iov[] = { { mine, 512 }, { mine + 512, 512 } };
+    struct fastpath_request requests[MANY + 2];
+    fill(buffer, MANY << 12), fill(mine, sizeof mine);
+    for (unsigned at = 0; at < MANY + 2; at++)
+        requests[at] = (struct fastpath_request){
+            .operation = FP_WRITE, .flags = FP_DIRECT, .offset = (uint64_t)at << 12, .size = 4096,
+            .buffer = buffer + ((at % MANY) << 12), .tag = at,
+        };
+    requests[1].flags = 0, requests[1].iov = iov, requests[1].iovcnt = 2;
+    CHECK(fastpath_submit_many(fp, requests, MANY + 2) == MANY);
+    CHECK(fastpath_submit_many(fp, requests + MANY, 2) == -EAGAIN && fastpath_error_number() == EAGAIN);
+    CHECK(ended(fp, MANY) == 0xff);
+    for (unsigned at = 0; at < MANY; at++) {
+        CHECK(fastpath_pread(fp, back, 4096, (uint64_t)at << 12, FP_BLOCKING) == 4096);
+        CHECK(at == 1 ? !memcmp(back, mine, sizeof mine) : !memcmp(back, buffer + (at << 12), 4096));
+    }
+    requests[3].offset = UINT64_MAX - 4095;
+    CHECK(fastpath_submit_many(fp, requests + 2, 3) == 1);
+    CHECK(ended(fp, 1) == 1u << 2);
+    CHECK(fastpath_submit_many(fp, requests + 3, 2) == -ENXIO);
+    CHECK(fastpath_submit_many(fp, NULL, 0) == 0 && fastpath_submit_many(fp, NULL, 1) == -EINVAL);
+    CHECK(fastpath_submit_many(NULL, requests, 1) == -EINVAL);
+    CHECK(ended(fp, 0) == 0);
+    fastpath_free(fp);
 }
 
 /* Requests of all sizes in flight, told apart by tags, waited for by the event fd; or of an engine's own space, which has none. */
@@ -400,15 +459,23 @@ static void *read_on(void *unused)
     return NULL;
 }
 
-/* The same while another thread is in the library: what it held there nobody gives back in the child, which is told all the same. */
+static void *ask_on(void *unused)
+{
+    (void)unused;
+    while (!enough)
+        CHECK(fastpath_volume_size(shared) > 0);
+    return NULL;
+}
+
+/* The same while other threads are in the library: what they held there nobody gives back in the child, which is told all the same. */
 static void forked_beside(void)
 {
     struct fastpath_options options = { .size = sizeof options, .flags = FP_STATISTICS };
     char mine[512];
-    pthread_t reader;
+    pthread_t reader, asker;
     shared = fastpath_open(NULL, 4096, &options);
     CHECK(shared && fastpath_pread(shared, mine, 512, 0, FP_BLOCKING) == 512);
-    CHECK(!pthread_create(&reader, NULL, read_on, NULL));
+    CHECK(!pthread_create(&reader, NULL, read_on, NULL) && !pthread_create(&asker, NULL, ask_on, NULL));
     for (int round = 0; round < 200; round++) {
         pid_t child = fork();
         CHECK(child >= 0);
@@ -419,6 +486,7 @@ static void forked_beside(void)
             /* One that waits for ever is ended. */
             alarm(60);
             CHECK(fastpath_pread(shared, mine, 512, 0, FP_BLOCKING) == -ENODEV && fastpath_submit(shared, &request) == -ENODEV);
+            CHECK(fastpath_submit_many(shared, &request, 1) == -ENODEV);
             CHECK(fastpath_read(shared, mine, 512, 0) == -ENODEV && fastpath_seek(shared, 0) == -ENODEV);
             CHECK(fastpath_volume_size(shared) == -ENODEV && fastpath_statistics(shared, &statistics, 0) == -ENODEV);
             CHECK(fastpath_polling(shared) == 0 && fastpath_reap(shared, &done, 1, -1) == 0);
@@ -429,7 +497,7 @@ static void forked_beside(void)
         CHECK(waitpid(child, &status, 0) == child && status == 0);
     }
     enough = 1;
-    CHECK(!pthread_join(reader, NULL));
+    CHECK(!pthread_join(reader, NULL) && !pthread_join(asker, NULL));
     CHECK(fastpath_pread(shared, mine, 512, 0, FP_BLOCKING) == 512);
     fastpath_free(shared);
 }
@@ -591,7 +659,7 @@ int main(int argc, char **argv)
 {
     const char *command = argc > 1 ? argv[1] : "";
     if (!strcmp(command, "verify"))
-        verify(), refusals(), tags(0), threads(), forked(), forked_beside();
+        verify(), refusals(), many(), tags(0), threads(), forked(), forked_beside();
     else if (!strcmp(command, "blocks"))
         verify(), less_than_a_block();
     else if (!strcmp(command, "engine"))

@@ -54,6 +54,16 @@ with millrace.Space(os.environ["MILLRACE_VOLUME"], 1 << 16, depth=8, events=True
             raise AssertionError("it cannot be")
         except OSError as error:
             assert error.errno == number, error
+    # No bytes are none: a length, as other calls have one, is not so many zeroes.
+    for wrong in (block, [0] * block, "0" * block):
+        try:
+            space.write(7 * block, wrong)
+            raise AssertionError("it cannot be")
+        except TypeError:
+            pass
+    assert space.read(7 * block, block) == bytes([8]) * block
+    space.write(5 * block, words)
+    assert space.read(5 * block, 2 * block) == words.tobytes()
     # Numbers that C's types do not hold would mean other bytes there.
     far = 2**64
     for wrong in (
