@@ -323,6 +323,34 @@ fn a_trace_ends_with_its_worker_and_says_why() {
     tracing.expect_early(&["the daemon was stopped"]);
 }
 
+/// A pager that shows its first page: its user ends the trace by Ctrl-C nevertheless, and the program by another one.
+#[test]
+fn a_trace_into_a_pipe_that_is_full_can_be_ended() {
+    let daemon = Daemon::start();
+    let socket = daemon.disk("disk", &["--backend", "memory", "--size", "64M"], &[]);
+    let mut load = Load::start(&socket, &Work::default());
+    load.wait_until_busy();
+    let (pipe, end) = std::io::pipe().expect("a pipe");
+    // With room for one page, it has none as soon as there is anything in it.
+    rustix::pipe::fcntl_setpipe_size(&pipe, 4096).expect("a small one");
+    let mut command = daemon.client();
+    command.args(["trace", "disk", "--out", "-"]).stdout(end).stderr(Stdio::null());
+    let mut child = command.spawn().expect("starting the trace");
+    let waiting = || rustix::io::ioctl_fionread(&pipe).expect("a pipe");
+    eventually("the beginning of the trace", || (waiting() > 0).then_some(()));
+    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process")).expect("not 0");
+    kill_process(pid, Signal::INT).expect("a signal");
+    let file = daemon.path("next.trace");
+    let next = ["trace", "disk", "--seconds", "1", "--out", file.to_str().expect("a path")];
+    eventually("another trace is possible", || daemon.try_run(&next).ok());
+    assert_eq!(child.try_wait().expect("its state"), None, "it has more to write");
+    kill_process(pid, Signal::INT).expect("a signal");
+    let status = eventually("its end", || child.try_wait().expect("its state"));
+    assert!(!status.success());
+    load.finish();
+    daemon.finish();
+}
+
 /// The one who asks leaves: nothing is recorded for nobody, and the next one may ask.
 #[test]
 fn a_trace_that_nobody_reads_ends() {

@@ -27,6 +27,8 @@ use tokio::{
 const QUESTION_ATTEMPTS: u32 = 4;
 /// Before it is put again.
 const BEFORE_NEXT_ATTEMPT: Duration = Duration::from_millis(50);
+/// A pipe that has any room takes so much at once, as pipe(7) promises.
+const PART: usize = 4096;
 
 /// Why the daemon did not do it.
 #[derive(Debug, Error)]
@@ -154,11 +156,12 @@ impl Client {
     }
 
     /// Gets an answer that comes as it arises, piece by piece. Ctrl-C has the daemon end it (`DELETE` of `end`), the rest included; a
-    /// second one breaks off. Whether it came to its end.
+    /// second one breaks off, also while there is no room for the next piece. Whether it came to its end.
     pub(crate) fn stream(
         &self,
         path: &str,
         end: &str,
+        has_room: Option<&dyn Fn() -> bool>,
         take: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> Result<bool, ClientError> {
         self.runtime.block_on(async {
@@ -179,25 +182,41 @@ impl Client {
                 let frame = tokio::select! {
                     frame = body.frame() => frame,
                     _ = interrupts.recv() => {
-                        if std::mem::replace(&mut told, true) {
+                        if self.is_broken_off(&mut told, end).await {
                             return Ok(false);
                         }
-                        // If that fails, the end is the connection's.
-                        let _ = self.send(Method::DELETE, end, Vec::new()).await;
                         continue;
                     }
                 };
-                match frame {
-                    None => return Ok(true),
-                    Some(Err(_)) => return Ok(false),
-                    Some(Ok(frame)) => {
-                        if let Some(bytes) = frame.data_ref() {
-                            take(bytes).map_err(|source| ClientError::Output { source })?;
+                let Some(frame) = frame else { return Ok(true) };
+                let Ok(frame) = frame else { return Ok(false) };
+                let part = has_room.map_or(usize::MAX, |_| PART);
+                for bytes in frame.data_ref().into_iter().flat_map(|bytes| bytes.chunks(part)) {
+                    while has_room.is_some_and(|has_room| !has_room()) {
+                        tokio::select! {
+                            // `has_room` has waited.
+                            () = tokio::task::yield_now() => {}
+                            _ = interrupts.recv() => {
+                                if self.is_broken_off(&mut told, end).await {
+                                    return Ok(false);
+                                }
+                            }
                         }
                     }
+                    take(bytes).map_err(|source| ClientError::Output { source })?;
                 }
             }
         })
+    }
+
+    /// Ctrl-C: the first one has the daemon end what it answers.
+    async fn is_broken_off(&self, told: &mut bool, end: &str) -> bool {
+        if std::mem::replace(told, true) {
+            return true;
+        }
+        // If that fails, the end is the connection's.
+        let _ = self.send(Method::DELETE, end, Vec::new()).await;
+        false
     }
 
     async fn exchange(&self, method: Method, path: &str, body: Vec<u8>) -> Result<(hyper::StatusCode, Bytes), ClientError> {

@@ -722,8 +722,7 @@ fn a_bill_is_what_was_done_times_its_price() {
     assert!(report["read"]["commands"].as_u64().is_some_and(|commands| commands > 0 && commands <= done), "{report}");
     // A unit is its price: a million of them cost a million.
     fs::write(place.path("prices.toml"), "currency = \"EUR\"\nmillion_reads = 1e6\n").unwrap();
-    let bill =
-        ["usage", "--from", "2000-01-01", "--to", "9999-12-31T23:59:59Z", "--by", "tenant", "--prices", "prices.toml"];
+    let bill = ["usage", "--from", "2000-01-01", "--by", "tenant", "--prices", "prices.toml"];
     let billed = |place: &Place| place.json(&bill)[0]["usage"]["reads"].as_u64().unwrap_or(0);
     let patience = Instant::now() + Duration::from_secs(60);
     while billed(&place) < done {
@@ -744,6 +743,12 @@ fn a_bill_is_what_was_done_times_its_price() {
     assert_eq!((row[0], row[2]), ("acme", done.to_string().as_str()), "{csv}");
     assert!(row.last().unwrap().parse::<f64>().is_ok_and(is_bill), "{csv}");
     assert!(place.ok(&bill).contains("BILL EUR"));
+
+    // Up to a time that is still to come it is no bill to put others after.
+    let early = place.run(&[&bill[..], &["--to", "9999-12-31T23:59:59Z", "--csv"]].concat());
+    let told = text(&early.stderr);
+    assert!(early.status.success() && told.contains("--to 9999-12-31T23:59:59Z is still to come"), "{told}");
+    assert!(text(&early.stdout).starts_with("tenant,") && text(&early.stdout).contains("\nacme,"), "{early:?}");
 
     // By volume, and of a time when there was nothing.
     assert_eq!(place.json(&["usage", "--by", "volume"])[0]["name"], "v");

@@ -6,9 +6,9 @@
 //!           └ before ┘                                └── after ──┘
 //! ```
 //!
-//! It is the text of the kernel's events `block_rq_issue` and `block_rq_complete`, as any guest's tracefs has it, or what `blkparse`
-//! prints (`D` and `C`). A guest's clock is not ours: but a request is seen after it was issued, and completed before its guest knows,
-//! so each narrows down what the difference can be.
+//! It is the text of the kernel's events `block_rq_issue`, `block_rq_requeue` and `block_rq_complete`, as any guest's tracefs has it, or
+//! what `blkparse` prints (`D`, `R` and `C`). A guest's clock is not ours: but a request is seen after it was issued, and completed before
+//! its guest knows, so each narrows down what the difference can be.
 
 use std::collections::HashMap;
 
@@ -80,9 +80,19 @@ pub struct Joined {
     pub pairs: Vec<(usize, GuestRequest)>,
 }
 
-/// A line about one request: completed or issued, and what of.
+/// What a line says of a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Action {
+    /// Its driver was given it.
+    Issued,
+    /// It did not take it: it is given it again later.
+    GivenBack,
+    Completed,
+}
+
+/// A line about one request.
 struct Line {
-    completes: bool,
+    action: Action,
     time: u64,
     device: (u32, u32),
     writes: bool,
@@ -115,36 +125,47 @@ fn writes(letters: &str) -> Option<bool> {
 
 /// `… 12.345678: block_rq_issue: 259,0 R 4096 () 2048 + 8 none,0,0 [fio]`
 fn ftrace(line: &str) -> Option<Line> {
-    let (head, rest, completes) = match line.split_once(": block_rq_issue: ") {
-        Some((head, rest)) => (head, rest, false),
-        None => line.split_once(": block_rq_complete: ").map(|(head, rest)| (head, rest, true))?,
-    };
+    let events = [
+        (": block_rq_issue: ", Action::Issued),
+        (": block_rq_complete: ", Action::Completed),
+        (": block_rq_requeue: ", Action::GivenBack),
+    ];
+    let found = events.into_iter().find_map(|(event, action)| Some((line.split_once(event)?, action)));
+    let ((head, rest), action) = found?;
     let time = seconds(head.rsplit(' ').next()?)?;
     let mut words = rest.split_whitespace();
     let (device, writes) = (device(words.next()?)?, writes(words.next()?)?);
     let (before, after) = rest.split_once(" + ")?;
     let sector = before.rsplit(' ').next()?.parse().ok()?;
     let count = after.split_whitespace().next()?.parse().ok()?;
-    Some(Line { completes, time, device, writes, sector, count })
+    Some(Line { action, time, device, writes, sector, count })
 }
 
 /// `259,0  1  17  0.000123456  697  D  R 2048 + 8 [fio]`
 fn blkparse(line: &str) -> Option<Line> {
     let words: Vec<&str> = line.split_whitespace().collect();
-    let [dev, _, _, time, _, action, letters, sector, "+", count, ..] = words[..] else { return None };
-    let completes = match action {
-        "D" => false,
-        "C" => true,
+    let [dev, _, _, time, _, letter, letters, sector, "+", count, ..] = words[..] else { return None };
+    let action = match letter {
+        "D" => Action::Issued,
+        "R" => Action::GivenBack,
+        "C" => Action::Completed,
         _ => return None,
     };
     Some(Line {
-        completes,
+        action,
         time: seconds(time)?,
         device: device(dev)?,
         writes: writes(letters)?,
         sector: sector.parse().ok()?,
         count: count.parse().ok()?,
     })
+}
+
+/// Whether events of before it are missing: each processor's buffer has its own beginning, where it overran, and may have gaps.
+fn is_gap(line: &str) -> bool {
+    let line = line.trim();
+    let begins = line.starts_with("##### CPU ") && line.ends_with("buffer started ####");
+    begins || line.starts_with("CPU:") && line.contains("[LOST")
 }
 
 /// Understands a guest's trace. Lines about other things are left out.
@@ -155,21 +176,30 @@ pub fn parse(text: &str) -> Result<Vec<GuestRequest>, GuestError> {
     // By device, direction and first sector: when it was issued, and how long it is.
     let mut open: HashMap<_, Vec<(u64, u64)>> = HashMap::new();
     let mut requests = Vec::new();
+    let mut gaps = text.lines().filter(|line| is_gap(line)).count();
     for line in text.lines() {
+        if is_gap(line) {
+            gaps -= 1;
+            open.clear();
+        }
         let Some(line) = ftrace(line).or_else(|| blkparse(line)) else { continue };
-        let Line { completes, time, device, writes, sector, count } = line;
+        let Line { action, time, device, writes, sector, count } = line;
         if count == 0 {
             continue;
         }
-        let key = (device, writes, sector);
-        if !completes {
-            open.entry(key).or_default().push((time, count));
-            continue;
-        }
-        // The oldest of those that look alike: a block is rarely asked for twice at a time.
-        let waiting = open.get_mut(&key).filter(|waiting| !waiting.is_empty());
-        if let Some((issued, whole)) = waiting.map(|waiting| waiting.remove(0)) {
-            requests.push(GuestRequest { device, writes, sector, count: whole, issued, completed: time });
+        let waiting = open.entry((device, writes, sector)).or_default();
+        match action {
+            Action::Issued => waiting.push((time, count)),
+            Action::GivenBack => _ = waiting.pop(),
+            Action::Completed => {
+                // The oldest of those that look alike. Where completions are missing that may be one without an end, and from then on
+                // each would have the end of the next one: there it is the newest, and the others are forgotten.
+                let taken = if gaps > 0 { waiting.len() } else { waiting.len().min(1) };
+                let newest = waiting.drain(..taken).next_back();
+                if let Some((issued, whole)) = newest {
+                    requests.push(GuestRequest { device, writes, sector, count: whole, issued, completed: time });
+                }
+            }
         }
     }
     requests.sort_by_key(|request| request.issued);

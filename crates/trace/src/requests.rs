@@ -8,7 +8,7 @@
 //! made up: what was under way on a ring that has a gap is not taken for anything that comes after it.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     io::Read,
 };
 
@@ -29,6 +29,8 @@ pub struct Visit {
     pub lba: u64,
     /// How many.
     pub count: u32,
+    /// Bytes of a block.
+    pub block: u32,
     /// From when.
     pub begin: u64,
     /// Until when; `None`: not while it was traced.
@@ -85,8 +87,10 @@ pub struct Trace {
     pub begin: Option<Begin>,
     /// How it ended, if it did in an orderly way.
     pub end: Option<End>,
-    /// Devices by their numbers.
+    /// Devices by their numbers, as they were in the end.
     pub devices: BTreeMap<u16, DeviceName>,
+    /// What a device's namespaces were, each with the time from when it was that, in order.
+    pub namespaces: BTreeMap<(u16, u16), Vec<(u64, NamespaceName)>>,
     /// Nodes by theirs.
     pub nodes: BTreeMap<u16, NodeName>,
     /// Requests that were completed, as they were fetched.
@@ -137,20 +141,23 @@ impl Trace {
         Ok(assembly.finish(reader.damage()))
     }
 
-    /// The namespace that a request is for.
+    /// The namespace that a request is for, as it was then.
     pub fn namespace(&self, request: &Request) -> Option<&NamespaceName> {
-        let device = self.devices.get(&request.key.device)?;
-        device.namespaces.iter().find(|namespace| namespace.nsid as u16 == request.nsid)
+        let known = self.namespaces.get(&(request.key.device, request.nsid))?;
+        let after = known.partition_point(|(since, _)| *since <= request.fetched);
+        known.get(after.saturating_sub(1)).map(|(_, namespace)| namespace)
+    }
+
+    /// The volumes that a device showed, now or then.
+    pub fn volumes(&self, device: u16) -> Vec<&str> {
+        let mut known = HashSet::new();
+        let namespaces = self.namespaces.range((device, 0)..=(device, u16::MAX)).flat_map(|(_, namespaces)| namespaces);
+        namespaces.map(|(_, namespace)| namespace.volume.as_str()).filter(|volume| known.insert(*volume)).collect()
     }
 
     /// Bytes of the blocks in which a request is counted.
     pub fn block(&self, request: &Request) -> u64 {
         self.namespace(request).map_or(512, |namespace| u64::from(namespace.block))
-    }
-
-    /// Bytes of the blocks in which a visit is counted.
-    pub fn visit_block(&self, visit: &Visit) -> u64 {
-        self.nodes.get(&visit.node).map_or(512, |node| u64::from(node.block))
     }
 
     /// A request's range in bytes: where it begins, and its length.
@@ -234,7 +241,14 @@ struct Assembly {
     in_flight: HashMap<u16, u32>,
     spans: HashMap<(u32, u32), Place>,
     dropped: HashMap<u32, u64>,
+    /// Per device and namespace: what it was from when on; nothing, while there was none.
+    shown: BTreeMap<(u16, u16), Shown>,
+    /// The time of the latest event.
+    latest: u64,
 }
+
+/// What a namespace was, and since when.
+type Shown = Vec<(u64, Option<NamespaceName>)>;
 
 impl Assembly {
     fn add_names(&mut self, mut names: Names) {
@@ -247,12 +261,50 @@ impl Assembly {
                 *text = plain(text);
             }
         }
-        self.trace.devices.extend(names.devices.into_iter().map(|device| (device.id, device)));
+        // Who does not say from when they are so has named them when there was need.
+        let since = names.clock.unwrap_or(self.latest);
+        names.devices.into_iter().for_each(|device| self.add_device(since, device));
         self.trace.nodes.extend(names.nodes.into_iter().map(|node| (node.id, node)));
+    }
+
+    /// From then on these are a device's namespaces.
+    fn add_device(&mut self, since: u64, device: DeviceName) {
+        let here: BTreeSet<u16> = device.namespaces.iter().map(|namespace| namespace.nsid as u16).collect();
+        let before = self.trace.devices.get(&device.id).map(|before| &before.namespaces[..]).unwrap_or_default();
+        let gone = before.iter().map(|namespace| namespace.nsid as u16).filter(|nsid| !here.contains(nsid));
+        for nsid in gone {
+            self.shown.entry((device.id, nsid)).or_default().push((since, None));
+        }
+        for namespace in &device.namespaces {
+            let shown = self.shown.entry((device.id, namespace.nsid as u16)).or_default();
+            shown.push((since, Some(namespace.clone())));
+        }
+        self.trace.devices.insert(device.id, device);
+    }
+
+    /// What namespaces were, without gaps: a request that was fetched in one is for what came after it, which was shown before it was named.
+    fn settle_namespaces(&mut self) {
+        for (key, mut shown) in std::mem::take(&mut self.shown) {
+            shown.sort_by_key(|(since, _)| *since);
+            let mut known: Vec<(u64, NamespaceName)> = Vec::new();
+            let mut gap = None;
+            for (since, namespace) in shown {
+                let Some(namespace) = namespace else {
+                    gap.get_or_insert(since);
+                    continue;
+                };
+                let since = gap.take().unwrap_or(since);
+                if known.last().is_none_or(|(_, last)| *last != namespace) {
+                    known.push((since, namespace));
+                }
+            }
+            self.trace.namespaces.insert(key, known);
+        }
     }
 
     fn add(&mut self, ring: u32, event: &Event) {
         self.trace.events += 1;
+        self.latest = self.latest.max(event.time);
         if self.trace.begin.as_ref().is_some_and(|begin| event.time < begin.clock) {
             // Not all places that record were on yet.
             return;
@@ -263,6 +315,7 @@ impl Assembly {
         match event.kind {
             EventKind::Passed => self.passed(event.key),
             EventKind::Lost => self.lost(|of| of == ring),
+            EventKind::Reset => self.reset(event.key.device),
             EventKind::Seen => {
                 self.waiting.entry((event.key.device, event.key.queue)).or_default().seen(event.count, event.time);
             }
@@ -296,12 +349,21 @@ impl Assembly {
 
     /// Rings have a gap: what was waiting or open may have been fetched, or have ended, in it.
     fn lost(&mut self, which: impl Fn(u32) -> bool) {
-        let rings = &self.rings;
-        let here = |device: u16| rings.get(&device).is_some_and(|ring| which(*ring));
+        self.spans.retain(|(of, _), _| !which(*of));
+        let devices: HashSet<u16> = self.rings.iter().filter(|(_, ring)| which(**ring)).map(|(device, _)| *device).collect();
+        self.let_go(|device| devices.contains(&device));
+    }
+
+    /// A device begins anew: what was waiting or open there has no end.
+    fn reset(&mut self, device: u16) {
+        self.spans.retain(|_, (key, _)| key.is_none_or(|key| key.device != device));
+        self.let_go(|of| of == device);
+    }
+
+    fn let_go(&mut self, here: impl Fn(u16) -> bool) {
         self.waiting.retain(|(device, _), _| !here(*device));
         self.quiet.retain(|(device, _), _| !here(*device));
         self.others.retain(|key| !here(key.device));
-        self.spans.retain(|(of, _), _| !which(*of));
         let open: Vec<_> = self.open.extract_if(|key, _| here(key.device)).collect();
         for (_, request) in open {
             self.abandon(request);
@@ -346,7 +408,7 @@ impl Assembly {
         let key = Some(key).filter(|key| *key != Key::NOBODY);
         let above = self.spans.get(&(ring, parent)).filter(|(whose, _)| *whose == key && parent != 0);
         let within = above.map(|(_, at)| *at);
-        let visit = Visit { node: place, within, operation, lba, count, begin: time, end: None, status: 0 };
+        let visit = Visit { node: place, within, operation, lba, count, block: 512, begin: time, end: None, status: 0 };
         let visits = match key.and_then(|key| self.open.get_mut(&key)) {
             Some(request) => &mut request.visits,
             None => &mut self.trace.background,
@@ -384,18 +446,22 @@ impl Assembly {
         self.trace.requests.push(request);
     }
 
-    /// Nodes get new numbers whenever their volume is attached or changed while it is traced: here each has its first one.
+    /// Nodes get new numbers whenever their volume is changed or formatted while it is traced: here each has its first one, and its blocks.
     fn unite_nodes(&mut self) {
         let mut first: HashMap<(&str, &str, &str), u16> = HashMap::new();
-        let named = |node: &NodeName| (node.id, (node.volume.clone(), node.name.clone(), node.word.clone()));
+        let named = |node: &NodeName| (node.id, node.block, (node.volume.clone(), node.name.clone(), node.word.clone()));
         let names: Vec<_> = self.trace.nodes.values().map(named).collect();
-        let same: HashMap<u16, u16> = names
+        let same: HashMap<u16, (u16, u32)> = names
             .iter()
-            .map(|(id, (volume, name, word))| (*id, *first.entry((volume, name, word)).or_insert(*id)))
+            .map(|(id, block, (volume, name, word))| (*id, (*first.entry((volume, name, word)).or_insert(*id), *block)))
             .collect();
         let requests = self.trace.requests.iter_mut().chain(&mut self.trace.unfinished);
         let visits = requests.flat_map(|request| &mut request.visits).chain(&mut self.trace.background);
-        visits.for_each(|visit| visit.node = *same.get(&visit.node).unwrap_or(&visit.node));
+        for visit in visits {
+            if let Some((node, block)) = same.get(&visit.node) {
+                (visit.node, visit.block) = (*node, *block);
+            }
+        }
     }
 
     fn finish(mut self, damage: Damage) -> Trace {
@@ -408,6 +474,7 @@ impl Assembly {
             self.trace.background.retain(|visit| visit.begin <= last);
         }
         self.unite_nodes();
+        self.settle_namespaces();
         self.trace.unfinished.sort_by_key(|request| request.fetched);
         self.trace.requests.sort_by_key(|request| request.fetched);
         self.trace.dropped = self.dropped.values().fold(0, |sum, dropped| sum.saturating_add(*dropped));
@@ -507,6 +574,85 @@ mod tests {
         }
         let trace = assembly.finish(Damage::default());
         assert_eq!((trace.requests.len(), trace.unknown), (2, 0), "a gap of another ring is none of this one");
+    }
+
+    /// Device 1, whose namespace 1 is this volume from then on; or it has none.
+    fn showing(clock: u64, volume: Option<(&str, u32)>) -> Names {
+        let named =
+            |(volume, block): (&str, u32)| NamespaceName { nsid: 1, volume: volume.to_owned(), block, size: 1 << 20 };
+        let namespaces = volume.map(named).into_iter().collect();
+        let device = DeviceName { id: 1, name: "vm1".to_owned(), kind: "nvme".to_owned(), namespaces };
+        Names { clock: Some(clock), devices: vec![device], ..Names::default() }
+    }
+
+    #[test]
+    fn a_request_is_for_what_its_namespace_was_then() {
+        let mut assembly = Assembly::default();
+        assembly.add_names(showing(1, Some(("v", 512))));
+        // They are in the file before events that are older.
+        assembly.add_names(showing(100, None));
+        for (at, time) in [10, 99, 150, 250].into_iter().enumerate() {
+            if time == 250 {
+                assembly.add_names(showing(200, Some(("w", 4096))));
+            }
+            let fetched = command(EventKind::Fetched, at as u16, time);
+            assembly.add(0, &Event { place: 1, lba: 1, count: 8, ..fetched });
+            assembly.add(0, &command(EventKind::Completed, at as u16, time + 1));
+        }
+        assembly.add_names(showing(300, None));
+        let trace = assembly.finish(Damage::default());
+        let volume = |request: &Request| trace.namespace(request).map(|namespace| namespace.volume.as_str());
+        let found: Vec<_> = trace.requests.iter().map(|request| (volume(request), trace.range(request))).collect();
+        // The third one found the volume that was named only later.
+        let (first, second) = ((Some("v"), (512, 4096)), (Some("w"), (4096, 32768)));
+        assert_eq!(found, [first, first, second, second]);
+        assert_eq!(trace.volumes(1), ["v", "w"]);
+    }
+
+    /// As whoever wrote no times had them: what stands before an event in the file.
+    #[test]
+    fn names_without_a_time_are_for_what_comes_after_them() {
+        let mut assembly = Assembly::default();
+        for (at, block) in [512, 4096].into_iter().enumerate() {
+            assembly.add_names(Names { clock: None, ..showing(0, Some(("v", block))) });
+            let time = at as u64 * 10 + 10;
+            assembly.add(0, &Event { place: 1, count: 8, ..command(EventKind::Fetched, 1, time) });
+            assembly.add(0, &command(EventKind::Completed, 1, time + 1));
+        }
+        let trace = assembly.finish(Damage::default());
+        let bytes: Vec<_> = trace.requests.iter().map(|request| trace.range(request).1).collect();
+        assert_eq!(bytes, [4096, 32768]);
+    }
+
+    #[test]
+    fn a_visit_is_counted_in_the_blocks_that_its_node_had_then() {
+        let mut assembly = Assembly::default();
+        for (id, block) in [(1, 512), (2, 4096)] {
+            let (volume, name, word) = ("v".to_owned(), "memory".to_owned(), "memory".to_owned());
+            let node = NodeName { id, volume, name, word, above: 0, leaf: true, block };
+            assembly.add_names(Names { nodes: vec![node], ..Names::default() });
+            let entered = Event { span: id.into(), place: id, kind: EventKind::Entered, ..Event::default() };
+            assembly.add(0, &entered);
+        }
+        let trace = assembly.finish(Damage::default());
+        let visits: Vec<_> = trace.background.iter().map(|visit| (visit.node, visit.block)).collect();
+        assert_eq!(visits, [(1, 512), (1, 4096)]);
+    }
+
+    #[test]
+    fn what_a_reset_drops_is_in_flight_no_more() {
+        let mut events: Vec<_> = (1..=8).map(|number| command(EventKind::Fetched, number, number.into())).collect();
+        events.extend([
+            command(EventKind::Reset, 0, 20),
+            command(EventKind::Fetched, 100, 30),
+            command(EventKind::Completed, 100, 40),
+        ]);
+        let trace = assembled(&events);
+        assert_eq!((trace.requests.len(), trace.requests[0].depth, trace.unfinished.len()), (1, 1, 8));
+        // Another device's goes on.
+        events[8].key.device = 2;
+        let trace = assembled(&events);
+        assert_eq!((trace.requests[0].depth, trace.unfinished.len()), (9, 8));
     }
 
     #[test]

@@ -41,7 +41,8 @@ pub(crate) fn names() -> Names {
         leaf,
         block: 512,
     };
-    Names { devices: vec![device], nodes: vec![node(1, "throttle", 0, false), node(2, "memory", 1, true)] }
+    let nodes = vec![node(1, "throttle", 0, false), node(2, "memory", 1, true)];
+    Names { devices: vec![device], nodes, ..Names::default() }
 }
 
 /// The events of requests that do not overlap in their queues' order.

@@ -1,6 +1,6 @@
 //! One event: five words, in memory as in the file (docs/formats/trace.md).
 
-use crate::{BlockError, Operation};
+use crate::{BlockError, Operation, Transfer};
 
 /// Whose request it is: identifiers as the guest has chosen them, unique while the request is in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,12 +39,14 @@ pub enum EventKind {
     Passed = 7,
     /// `count` events of this ring, which would stand here, found no room.
     Lost = 8,
+    /// The device begins anew: what its guest had waiting or under way has no end.
+    Reset = 9,
 }
 
 impl EventKind {
     fn of(number: u8) -> Option<Self> {
         let requests = [Self::Seen, Self::Fetched, Self::Entered, Self::Left, Self::Completed, Self::Interrupted];
-        requests.into_iter().chain([Self::Passed, Self::Lost]).find(|kind| *kind as u8 == number)
+        requests.into_iter().chain([Self::Passed, Self::Lost, Self::Reset]).find(|kind| *kind as u8 == number)
     }
 }
 
@@ -114,6 +116,12 @@ impl From<Operation> for EventOperation {
             Operation::Compare => Self::COMPARE,
             Operation::Copy { .. } => Self::COPY,
         }
+    }
+}
+
+impl From<Transfer> for EventOperation {
+    fn from(transfer: Transfer) -> Self {
+        Operation::from(transfer).into()
     }
 }
 

@@ -219,4 +219,11 @@ impl Site {
             record(Event { kind: EventKind::Interrupted, key, place: vector, ..Event::default() });
         }
     }
+
+    /// The device begins anew: none of what is waiting or under way will be completed.
+    pub fn reset(self) {
+        if self.is_on() {
+            record(Event { kind: EventKind::Reset, key: self.key(0, 0), ..Event::default() });
+        }
+    }
 }

@@ -10,12 +10,12 @@ use std::{
     task::{Context, Poll},
 };
 
-use millrace_memory::{Access, Reach};
+use millrace_memory::{Access, Reach, Segment};
 
 use super::{Event, EventKind, EventOperation, Key, NOW, Now, Under, event::status_of, next_span, record};
 use crate::{
-    Asker, BlockCount, BlockError, BlockSize, Extent, Geometry, Lba, Metadata, MetadataFormat, Operation, PlainFile,
-    Request, Step, TaggedRequest, TaskContext, Usage, Volume, VolumeError,
+    Asker, BlockCount, BlockError, BlockSize, ByteOffset, Extent, Geometry, Lba, Metadata, MetadataFormat, Operation,
+    PlainFile, Request, Step, TaggedRequest, TaskContext, Transfer, Usage, Volume, VolumeError,
 };
 
 /// A visit of a request to a node.
@@ -158,6 +158,11 @@ impl Volume for Tap {
     fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
         // Requests are recorded one by one.
         if self.place.load(Ordering::Relaxed) == 0 { self.volume.submit_many(requests) } else { 0 }
+    }
+
+    #[inline]
+    fn do_one(&self, transfer: Transfer, at: ByteOffset, data: Segment) -> bool {
+        self.place.load(Ordering::Relaxed) == 0 && self.volume.do_one(transfer, at, data)
     }
 
     fn prefetch(&self, lba: Lba, count: BlockCount) -> bool {

@@ -244,6 +244,7 @@ fn a_site_records_what_it_is_told_to() {
         assert!(site.under(1, 4, 1).is_none(), "another namespace");
         site.completed(4, 2, 0, Some(6));
         site.interrupted(6);
+        site.reset();
     }
     install(None);
     Site::new(1, None).seen(1, 1);
@@ -255,6 +256,7 @@ fn a_site_records_what_it_is_told_to() {
         (EventKind::Fetched, 2, 2),
         (EventKind::Completed, 2, 6),
         (EventKind::Interrupted, 0, 6),
+        (EventKind::Reset, 0, 0),
     ];
     assert_eq!(kinds, expected);
 }

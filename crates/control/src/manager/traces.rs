@@ -11,6 +11,7 @@
 //! Invariants:
 //! * One trace at a time: a shard has one ring.
 //! * A number is named before the first event that has it.
+//! * What is switched on is what the trace is about: whoever changes what devices show, or its shape, says so ([`Manager::retrace_all`]).
 //! * Shards wait for nothing here. When the asker is slow, rings fill up, and what finds no room is counted.
 //! * A trace that is over stops recording, and makes room for another, within seconds, whatever its asker does.
 
@@ -18,7 +19,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU16, Ordering},
     },
     thread,
@@ -27,14 +28,14 @@ use std::{
 
 use millrace_block::{
     Switch, Volume as _, clock,
-    trace::{self, Ring, Site},
+    trace::{self, Ring, Site, Tap},
 };
 use millrace_engine::EngineError;
 use millrace_services::graph::{Graph, TracePoint};
 use millrace_trace::format::{Begin, DeviceName, EVENTS, End, Names, NamespaceName, NodeName, Writer};
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-use super::{Inner, Manager, WeakManager};
+use super::{Device, Inner, Manager, WeakManager};
 use crate::{Name, devices::ANSWER, error::ControlError, model::DeviceKind};
 
 /// Events of a shard that may wait to be taken: some milliseconds of the fastest guest.
@@ -76,6 +77,7 @@ pub(crate) enum Ending {
     NobodyListens,
     Stopping,
     Upgrade,
+    NumbersUsedUp,
 }
 
 impl Ending {
@@ -86,12 +88,54 @@ impl Ending {
             Self::NobodyListens => "nobody listened any more",
             Self::Stopping => "the daemon was stopped",
             Self::Upgrade => "another binary took the daemon's place",
+            Self::NumbersUsedUp => "its numbers for devices and nodes were used up",
         }
     }
 
     fn is_early(self) -> bool {
-        matches!(self, Self::NobodyListens | Self::Stopping | Self::Upgrade)
+        matches!(self, Self::NobodyListens | Self::Stopping | Self::Upgrade | Self::NumbersUsedUp)
     }
+}
+
+/// The nodes of a volume's graph, as they are named.
+struct Nodes {
+    names: Vec<NodeName>,
+    /// Where their requests come by. Files that are gone are not kept open.
+    taps: Vec<Weak<Tap>>,
+}
+
+impl Nodes {
+    fn new(volume: &Name, points: &[TracePoint], block: u32, ids: &[u16]) -> Self {
+        let leaf = |at: usize| !points.iter().any(|point| point.above == Some(at));
+        let named = points.iter().zip(ids).enumerate().map(|(at, (point, id))| NodeName {
+            id: *id,
+            volume: volume.to_string(),
+            name: point.name.clone(),
+            word: point.word.clone(),
+            above: point.above.map_or(0, |above| ids[above]),
+            leaf: leaf(at),
+            block,
+        });
+        Self { names: named.collect(), taps: points.iter().map(|point| Arc::downgrade(&point.tap)).collect() }
+    }
+
+    fn ids(&self) -> Vec<u16> {
+        self.names.iter().map(|node| node.id).collect()
+    }
+
+    /// Whether they are those of the same graph.
+    fn is_like(&self, other: &Self) -> bool {
+        let same = |(one, other): (&Weak<Tap>, &Weak<Tap>)| one.ptr_eq(other);
+        self.names == other.names && self.taps.iter().zip(&other.taps).all(same)
+    }
+}
+
+/// What is switched on.
+#[derive(Default)]
+struct On {
+    /// Devices, each with when it was made: one that has come back is yet to be told.
+    devices: BTreeMap<Name, (Site, Instant)>,
+    volumes: BTreeSet<Name>,
 }
 
 /// A trace under way.
@@ -101,7 +145,13 @@ pub(super) struct Running {
     /// Names that are to be written before the next events.
     names: Mutex<Vec<Names>>,
     devices: Mutex<BTreeMap<Name, u16>>,
+    /// Devices as they were named last.
+    named: Mutex<BTreeMap<u16, DeviceName>>,
+    /// Volumes' nodes as they were named last.
+    nodes: Mutex<BTreeMap<Name, Nodes>>,
     last_node: AtomicU16,
+    /// Changed under the manager's lock only.
+    on: Mutex<On>,
     ending: Mutex<Option<Ending>>,
     /// Nothing is recorded any more, whatever changes until the last blocks were taken; written under the manager's lock.
     finished: AtomicBool,
@@ -118,40 +168,67 @@ impl Running {
             rings: (0..shards).map(|_| Arc::new(Ring::new(RING))).collect(),
             names: Mutex::default(),
             devices: Mutex::default(),
+            named: Mutex::default(),
+            nodes: Mutex::default(),
             last_node: AtomicU16::new(0),
+            on: Mutex::default(),
             ending: Mutex::default(),
             finished: AtomicBool::new(false),
         }
     }
 
-    /// A device's number, always the same.
-    fn number(&self, device: &Name) -> u16 {
+    /// A device's number, always the same. Without one the trace ends.
+    fn number(&self, device: &Name) -> Option<u16> {
         let mut devices = locked(&self.devices);
-        let next = devices.len() as u16 + 1;
-        *devices.entry(device.clone()).or_insert(next)
+        if let Some(number) = devices.get(device) {
+            return Some(*number);
+        }
+        let Ok(next) = u16::try_from(devices.len() + 1) else {
+            self.end(Ending::NumbersUsedUp);
+            return None;
+        };
+        devices.insert(device.clone(), next);
+        Some(next)
     }
 
-    /// A number for a node; 0, which is none, when all are used up.
-    fn next_node(&self) -> u16 {
-        let next = |last: u16| last.checked_add(1);
-        self.last_node.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map_or(0, |last| last + 1)
+    /// Numbers for so many nodes. Without them the trace ends: what is recorded without would be nobody's.
+    pub(super) fn next_nodes(&self, count: usize) -> Option<Vec<u16>> {
+        let next = |last: u16| last.checked_add(u16::try_from(count).ok()?);
+        let Ok(last) = self.last_node.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) else {
+            self.end(Ending::NumbersUsedUp);
+            return None;
+        };
+        Some((0..count).map(|at| last + 1 + at as u16).collect())
     }
 
-    /// Names the nodes of a volume; their numbers.
-    fn name_nodes(&self, volume: &Name, points: &[TracePoint], block: u32) -> Vec<u16> {
-        let ids: Vec<u16> = points.iter().map(|_| self.next_node()).collect();
-        let leaf = |at: usize| !points.iter().any(|point| point.above == Some(at));
-        let named = points.iter().enumerate().map(|(at, point)| NodeName {
-            id: ids[at],
-            volume: volume.to_string(),
-            name: point.name.clone(),
-            word: point.word.clone(),
-            above: point.above.map_or(0, |above| ids[above]),
-            leaf: leaf(at),
-            block,
-        });
-        locked(&self.names).push(Names { nodes: named.collect(), ..Names::default() });
-        ids
+    /// The numbers of a volume's nodes: those that they have, or new ones, which are named.
+    fn name_nodes(&self, volume: &Name, points: &[TracePoint], block: u32) -> Option<Vec<u16>> {
+        let mut known = locked(&self.nodes);
+        if let Some(before) = known.get(volume).filter(|before| before.names.len() == points.len()) {
+            let ids = before.ids();
+            if before.is_like(&Nodes::new(volume, points, block, &ids)) {
+                return Some(ids);
+            }
+        }
+        let ids = self.next_nodes(points.len())?;
+        let nodes = Nodes::new(volume, points, block, &ids);
+        self.add_names(Names { nodes: nodes.names.clone(), ..Names::default() });
+        known.insert(volume.clone(), nodes);
+        Some(ids)
+    }
+
+    /// Names devices that are not known, or not as they are now.
+    fn name_devices(&self, devices: impl Iterator<Item = DeviceName>) {
+        let mut named = locked(&self.named);
+        let devices: Vec<_> = devices.filter(|device| named.get(&device.id) != Some(device)).collect();
+        named.extend(devices.iter().map(|device| (device.id, device.clone())));
+        if !devices.is_empty() {
+            self.add_names(Names { devices, ..Names::default() });
+        }
+    }
+
+    fn add_names(&self, names: Names) {
+        locked(&self.names).push(Names { clock: Some(clock::now()), ..names });
     }
 
     pub(super) fn is_finished(&self) -> bool {
@@ -165,7 +242,7 @@ impl Running {
 
 impl Inner {
     /// Devices and volumes that a trace is about, and the one namespace of each device, if it is about one.
-    fn traced(&self, target: &Target) -> (Vec<(Name, Option<u32>)>, BTreeSet<Name>) {
+    fn traced(&self, target: &Target) -> (BTreeMap<Name, Option<u32>>, BTreeSet<Name>) {
         match target {
             Target::Device(name) => {
                 let device = self.devices.get(name.as_str());
@@ -200,11 +277,9 @@ impl Inner {
     fn trace_volume(&self, name: &Name, running: Option<&Running>) {
         let Some(live) = self.volumes.get(name).and_then(|volume| volume.graph.as_ref()) else { return };
         let points = live.graph.trace_points();
-        let ids = match running {
-            Some(running) => running.name_nodes(name, &points, live.switch.geometry().block_size.bytes()),
-            None => vec![0; points.len()],
-        };
-        for (point, id) in points.iter().zip(ids) {
+        let block = live.switch.geometry().block_size.bytes();
+        let ids = running.and_then(|running| running.name_nodes(name, &points, block));
+        for (point, id) in points.iter().zip(ids.unwrap_or_else(|| vec![0; points.len()])) {
             if point.above.is_some() {
                 point.tap.set(id);
             } else {
@@ -215,33 +290,62 @@ impl Inner {
         }
     }
 
-    /// Records what a trace is about from now on.
+    /// Brings what is switched on to what a trace is about now. The first of what could not be.
     fn trace_on(&self, running: &Running) -> Result<(), ControlError> {
         let (devices, volumes) = self.traced(&running.target);
-        let names = devices.iter().filter_map(|(name, _)| self.device_name(name, running.number(name))).collect();
-        locked(&running.names).push(Names { devices: names, ..Names::default() });
+        let mut on = locked(&running.on);
+        on.devices.retain(|name, _| {
+            let stays = devices.contains_key(name);
+            if !stays && let Some(device) = self.devices.get(name) {
+                device.trace_off();
+            }
+            stays
+        });
+        for gone in on.volumes.difference(&volumes) {
+            self.trace_volume(gone, None);
+        }
+        running.name_devices(devices.keys().filter_map(|name| self.device_name(name, running.number(name)?)));
         for volume in &volumes {
             self.trace_volume(volume, Some(running));
         }
+        on.volumes = volumes;
+        let mut result = Ok(());
         for (name, nsid) in devices {
-            match self.device(name.as_str())?.live()?.trace(Site::new(running.number(&name), nsid)) {
-                // It does nothing, and learns of the trace when it is back.
-                Err(ControlError::Silent { .. }) if matches!(running.target, Target::Volume(_)) => {}
-                told => told?,
-            }
+            let Some(number) = running.number(&name) else { continue };
+            let told = self.trace_device(running, &name, Site::new(number, nsid), &mut on);
+            result = result.and(told);
         }
+        result
+    }
+
+    /// Has a device's requests recorded, if they are not yet.
+    fn trace_device(&self, running: &Running, name: &Name, site: Site, on: &mut On) -> Result<(), ControlError> {
+        let device = self.device(name.as_str())?;
+        if on.devices.get(name) == Some(&(site, device.since)) {
+            return Ok(());
+        }
+        match device.live()?.trace(site) {
+            // It does nothing, and learns of the trace when it is back.
+            Err(ControlError::Silent { .. }) if matches!(running.target, Target::Volume(_)) => {}
+            told => told?,
+        }
+        on.devices.insert(name.clone(), (site, device.since));
         Ok(())
     }
 
     /// Records nothing any more.
     fn trace_off(&self) {
-        for device in self.devices.values() {
-            // One that has failed, or does not answer, does nothing that could be recorded.
-            let _ = device.live().and_then(|live| live.trace(Site::default()));
-        }
+        self.devices.values().for_each(Device::trace_off);
         for volume in self.volumes.keys() {
             self.trace_volume(volume, None);
         }
+    }
+}
+
+impl Device {
+    /// One that has failed, or does not answer, does nothing that could be recorded.
+    fn trace_off(&self) {
+        let _ = self.live().and_then(|live| live.trace(Site::default()));
     }
 }
 
@@ -318,7 +422,7 @@ impl Manager {
         let recording = slot.as_ref().filter(|running| !running.is_finished());
         let Some(running) = recording.filter(|running| inner.traced(&running.target).1.contains(volume)) else { return };
         let points = graph.trace_points();
-        let ids = running.name_nodes(volume, &points, switch.geometry().block_size.bytes());
+        let Some(ids) = running.name_nodes(volume, &points, switch.geometry().block_size.bytes()) else { return };
         for (point, id) in points.iter().zip(ids) {
             // Where the root was a leg before, requests still come by.
             match point.above {
@@ -331,15 +435,19 @@ impl Manager {
     /// A volume has other nodes, or a device another volume: what a trace is about may have changed.
     pub(super) fn retrace(&self, inner: &Inner, volume: &str) {
         let Some(name) = inner.volumes.get(volume).map(|volume| &volume.record.spec.name) else { return };
+        let is_traced = |running: &Arc<Running>| !running.is_finished() && inner.traced(&running.target).1.contains(name);
+        if !self.tracing().as_ref().is_some_and(is_traced) {
+            // A trace may have ended, or have nothing to do with it any more, while the volume was being changed.
+            inner.trace_volume(name, None);
+        }
+        self.retrace_all(inner);
+    }
+
+    /// Devices show something else, or of another shape: what a trace is about may have changed.
+    pub(super) fn retrace_all(&self, inner: &Inner) {
         let slot = self.tracing();
-        let Some(running) = slot.as_ref().filter(|running| !running.is_finished()) else {
-            // A trace may have ended while the volume was being changed.
-            return inner.trace_volume(name, None);
-        };
-        let (_, volumes) = inner.traced(&running.target);
-        if volumes.contains(name)
-            && let Err(error) = inner.trace_on(running)
-        {
+        let Some(running) = slot.as_ref().filter(|running| !running.is_finished()) else { return };
+        if let Err(error) = inner.trace_on(running) {
             tracing::warn!(%error, target = %running.target, "the trace does not have all that it should");
         }
     }

@@ -10,7 +10,7 @@ pub(crate) struct UsageArgs {
     /// From here on: seconds since 1970, 2026-11-21 or 2026-11-21T10:00:00Z
     #[arg(long, value_name = "TIME")]
     pub(crate) from: Option<String>,
-    /// Up to here
+    /// Up to here; for a bill a time that has passed
     #[arg(long, value_name = "TIME")]
     pub(crate) to: Option<String>,
     /// What is summed up

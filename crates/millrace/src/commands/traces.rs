@@ -4,10 +4,15 @@ use std::{
     error::Error,
     fs::File,
     io::{self, BufWriter, Write},
+    os::fd::AsFd,
     path::{Path, PathBuf},
 };
 
 use millrace_trace::{Report, Trace, export, format::Follower, guest, plot};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    io::Errno,
+};
 use serde_json::json;
 
 use super::{Done, client, show};
@@ -27,7 +32,7 @@ enum Out {
 impl Out {
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Self::Standard => io::stdout().lock().write_all(bytes),
+            Self::Standard => write_through(bytes),
             // It is made when there is something to write: a refused trace leaves none.
             Self::File(path, file @ None) => file.insert(File::create(path)?).write_all(bytes),
             Self::File(_, Some(file)) => file.write_all(bytes),
@@ -43,6 +48,20 @@ impl Out {
         }
         Ok(())
     }
+}
+
+/// Writes to standard output, and not to its buffer: what would be left there is written at the program's end, whoever reads it or does not.
+fn write_through(bytes: &[u8]) -> io::Result<()> {
+    File::from(io::stdout().as_fd().try_clone_to_owned()?).write_all(bytes)
+}
+
+/// Waits a little until standard output takes more at once: whoever reads it may have stopped. What is wrong with it, writing tells.
+fn has_room() -> bool {
+    let stdout = io::stdout();
+    let mut ends = [PollFd::new(&stdout, PollFlags::OUT)];
+    let room = rustix::event::poll(&mut ends, Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 }));
+    // Ctrl-C interrupts it, which is no room.
+    !matches!(room, Ok(0) | Err(Errno::INTR))
 }
 
 fn named(path: &Path) -> impl Fn(io::Error) -> String + '_ {
@@ -75,7 +94,8 @@ pub(crate) fn trace(global: &Global, args: &TraceArgs) -> Done {
     let file = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{}.trace", args.name)));
     let mut out = if file == Path::new("-") { Out::Standard } else { Out::File(file.clone(), None) };
     let mut follower = Follower::default();
-    let ended = client.stream(&question, &path, &mut |bytes| {
+    let room: Option<&dyn Fn() -> bool> = if matches!(out, Out::Standard) { Some(&has_room) } else { None };
+    let ended = client.stream(&question, &path, room, &mut |bytes| {
         follower.push(bytes);
         out.write(bytes)
     });

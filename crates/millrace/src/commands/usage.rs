@@ -1,6 +1,11 @@
 //! What volumes did, and what it costs.
 
-use std::{error::Error, fmt, path::Path};
+use std::{
+    error::Error,
+    fmt,
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use millrace_control::{Size, UsageBy, UsageRow};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
@@ -205,7 +210,16 @@ pub(crate) fn usage(global: &Global, args: &UsageArgs) -> Done {
         }
     }
     let prices = args.prices.as_deref().map(Prices::read).transpose()?;
+    // Before the question: what is written in its second is no longer in the answer.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let rows: Vec<UsageRow> = client(global)?.get(&path)?;
+    if let Some(text) = args.to.as_deref().filter(|_| to > Some(now)) {
+        // Not among what programs read.
+        eprintln!(
+            "millrace: --to {text} is still to come: what is written between now and then is neither in these sums nor in those \
+             with --from {text}; for a bill ask again after that time"
+        );
+    }
     if global.json {
         return match &prices {
             Some(prices) => output::json(&rows.iter().map(|row| Billed::of(row, prices)).collect::<Vec<_>>()),

@@ -108,7 +108,7 @@ fn ranges(trace: &Trace, request: &Request) -> Vec<(u64, u64)> {
     let is_asked = |visit: &&Visit| visit.within.is_none() && Some(visit.node) == volume && visit.count > 0;
     let asked = request.visits.iter().filter(is_asked);
     let range = |visit: &Visit| {
-        let block = trace.visit_block(visit);
+        let block = u64::from(visit.block);
         (visit.lba.saturating_mul(block), u64::from(visit.count) * block)
     };
     asked.map(range).collect()

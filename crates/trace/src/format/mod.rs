@@ -104,6 +104,9 @@ pub struct NodeName {
 /// What numbers in the events that follow mean, beside what was said before.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Names {
+    /// From when on devices have these namespaces, on the trace's clock: events with an earlier time may come after it in the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock: Option<u64>,
     /// Devices.
     #[serde(default)]
     pub devices: Vec<DeviceName>,
@@ -225,12 +228,17 @@ impl Writer {
             return self.block(NAMES, 0, &content);
         }
         let (devices, nodes) = (names.devices.len() / 2, names.nodes.len() / 2);
-        let first = Names { devices: names.devices[..devices].to_vec(), nodes: names.nodes[..nodes].to_vec() };
-        let second = Names { devices: names.devices[devices..].to_vec(), nodes: names.nodes[nodes..].to_vec() };
-        if first == Names::default() || second == Names::default() {
+        if devices + nodes == 0 {
             // One thing with a megabyte of names is left without.
             return Vec::new();
         }
+        let part = |devices: &[DeviceName], nodes: &[NodeName]| Names {
+            clock: names.clock,
+            devices: devices.to_vec(),
+            nodes: nodes.to_vec(),
+        };
+        let first = part(&names.devices[..devices], &names.nodes[..nodes]);
+        let second = part(&names.devices[devices..], &names.nodes[nodes..]);
         [self.names(&first), self.names(&second)].concat()
     }
 

@@ -39,6 +39,38 @@ fn kernels_lines_are_understood() {
     assert_eq!(parse("nothing of the kind\n"), Err(GuestError::Nothing));
 }
 
+/// Lines of the kernel's about one sector: what, and when in microseconds.
+fn lines(events: &[(&str, u64)]) -> String {
+    let line = |(event, time): &(&str, u64)| match *event {
+        "gap" => "##### CPU 1 buffer started ####\n".to_owned(),
+        "lost" => "CPU:1 [LOST 12 EVENTS]\n".to_owned(),
+        event => format!("  fio-697  [001] .....  0.{time:06}: block_rq_{event}: 259,0 R 4096 () 2048 + 8 [fio]\n"),
+    };
+    events.iter().map(line).collect()
+}
+
+fn pairs(events: &[(&str, u64)]) -> Vec<(u64, u64)> {
+    let requests = parse(&lines(events)).expect("requests");
+    requests.iter().map(|request| (request.issued / 1000, request.completed / 1000)).collect()
+}
+
+#[test]
+fn an_issue_whose_end_is_missing_takes_nobody_elses() {
+    // The processor that takes the interrupts has forgotten more than the others.
+    let early = [("issue", 10), ("issue", 20), ("complete", 21), ("issue", 30), ("complete", 31), ("issue", 40)];
+    let late = [("issue", 60), ("issue", 61), ("complete", 62), ("complete", 64)];
+    for gap in ["gap", "lost"] {
+        let events = [&early[..], &[(gap, 0)], &late[..]].concat();
+        assert_eq!(pairs(&events), [(20, 21), (30, 31), (60, 62), (61, 64)]);
+    }
+}
+
+#[test]
+fn a_request_that_its_driver_did_not_take_is_issued_when_it_did() {
+    let events = [("issue", 10), ("requeue", 11), ("issue", 20), ("complete", 25), ("issue", 30), ("complete", 33)];
+    assert_eq!(pairs(&events), [(20, 25), (30, 33)]);
+}
+
 /// Requests of ours, and what their guest says of them: issued so long before they are seen, known so long after they are completed.
 fn both(count: u64, lba: impl Fn(u64) -> u64, before: u64, after: u64, difference: i64) -> (Trace, Vec<GuestRequest>) {
     let job = |number: u64| Job {

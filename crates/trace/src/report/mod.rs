@@ -190,8 +190,7 @@ impl Report {
     pub fn of(trace: &Trace, guest: Option<&Joined>) -> Self {
         let (first, last) = trace.span();
         let device = |device: &crate::format::DeviceName| {
-            let volumes: Vec<_> = device.namespaces.iter().map(|namespace| namespace.volume.as_str()).collect();
-            format!("{} ({}): {}", device.name, device.kind, volumes.join(", "))
+            format!("{} ({}): {}", device.name, device.kind, trace.volumes(device.id).join(", "))
         };
         let damage = trace.damage;
         Self {
@@ -355,10 +354,9 @@ fn hot(trace: &Trace) -> Vec<Hot> {
 fn background(trace: &Trace) -> Vec<Background> {
     let mut nodes: BTreeMap<u16, [u64; 2]> = BTreeMap::new();
     for visit in &trace.background {
-        let block = trace.visit_block(visit);
         let [requests, bytes] = nodes.entry(visit.node).or_default();
         *requests += 1;
-        *bytes = bytes.saturating_add(u64::from(visit.count) * block);
+        *bytes = bytes.saturating_add(u64::from(visit.count) * u64::from(visit.block));
     }
     let named =
         |(node, [requests, bytes]): (u16, [u64; 2])| Background { node: stages::node_name(trace, node), requests, bytes };

@@ -45,15 +45,15 @@ struct Last {
 }
 
 pub(super) fn orders(trace: &Trace) -> Vec<Order> {
-    let mut found: BTreeMap<(u16, u16, bool), Runs> = BTreeMap::new();
+    let mut found: BTreeMap<(u16, u16, &str, bool), Runs> = BTreeMap::new();
     for request in &trace.requests {
         let ((offset, bytes), Some(writes)) = (trace.range(request), direction(request)) else { continue };
         if bytes == 0 {
             continue;
         }
-        let runs = found.entry((request.key.device, request.nsid, writes)).or_insert_with(|| {
+        let volume = trace.namespace(request).map_or("?", |namespace| namespace.volume.as_str());
+        let runs = found.entry((request.key.device, request.nsid, volume, writes)).or_insert_with(|| {
             let device = trace.devices.get(&request.key.device).map_or("?", |device| device.name.as_str());
-            let volume = trace.namespace(request).map_or("?", |namespace| namespace.volume.as_str());
             let name = format!("{device} {volume} {}", if writes { "write" } else { "read" });
             Runs { order: Order { name, ..Order::default() }, ..Runs::default() }
         });

@@ -112,7 +112,10 @@ fn a_read_only_attachment_is_not_written() {
 }
 
 /// Asks as a controller on a shard does, and waits for the answer.
-fn ask<T: Send + 'static>(rig: &Rig, ask: impl FnOnce(&dyn Host, HostReply<T>) + Send + 'static) -> Result<T, Status> {
+pub(super) fn ask<T: Send + 'static>(
+    rig: &Rig,
+    ask: impl FnOnce(&dyn Host, HostReply<T>) + Send + 'static,
+) -> Result<T, Status> {
     let (sender, receiver): (_, Receiver<Option<Result<T, Status>>>) = sync_channel(1);
     let host = Arc::clone(&rig.host);
     rig.shards[0]
@@ -131,7 +134,7 @@ fn ask<T: Send + 'static>(rig: &Rig, ask: impl FnOnce(&dyn Host, HostReply<T>) +
     receiver.recv_timeout(PATIENCE).expect("an answer").expect("not dropped")
 }
 
-fn create(rig: &Rig, device: &'static str, nsid: u32, bytes: u64) -> Result<Arc<Namespace>, Status> {
+pub(super) fn create(rig: &Rig, device: &'static str, nsid: u32, bytes: u64) -> Result<Arc<Namespace>, Status> {
     ask(rig, move |host, reply| host.create_namespace(device, nsid, bytes, BlockSize::B4096, reply))
 }
 
@@ -141,7 +144,7 @@ fn settle(rig: &Rig) {
     assert!(refused.is_err());
 }
 
-fn guests_device(rig: &Rig) {
+pub(super) fn guests_device(rig: &Rig) {
     let (uuid, place) = ("1234abcd-0000-4000-8000-000000000000", rig.directory.path().display());
     let backend = format!(r#"{{"uuid":"{uuid}","ns_quota":"1M","ns_backend":"file:{place}"}}"#);
     rig.create_device(&device("d", &backend)).unwrap();
