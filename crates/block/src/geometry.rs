@@ -57,6 +57,14 @@ impl Geometry {
         self.blocks.0 << self.block_size.shift()
     }
 
+    /// The blocks that bytes are, when these are whole blocks; they may lie beyond the volume.
+    #[inline]
+    pub fn whole_blocks(&self, ByteOffset(offset): ByteOffset, bytes: u64) -> Option<(Lba, BlockCount)> {
+        let shift = self.block_size.shift();
+        let whole = (offset | bytes) & ((1 << shift) - 1) == 0;
+        whole.then_some((Lba(offset >> shift), BlockCount(bytes >> shift)))
+    }
+
     /// Where the range lies in bytes, when it lies within the volume.
     #[inline]
     pub fn byte_range(&self, lba: Lba, count: BlockCount) -> Option<(ByteOffset, u64)> {

@@ -59,7 +59,7 @@ pub use io::{IoFuture, IoOperation, ShardIo, TaskContext};
 pub use metadata::{METADATA_SIZE, Metadata, MetadataFormat, NO_METADATA, TaggedRequest};
 pub use parallel::{all, submit_together, together_bytes};
 pub use per_shard::{PerShard, ShardSlot};
-pub use request::{Operation, Request};
+pub use request::{Operation, Request, Transfer};
 pub use scratch::{Scratch, ScratchBox};
 pub use switch::{ChangeError, Ledger, Switch};
 pub use units::{BlockCount, ByteOffset, Lba};

@@ -16,6 +16,8 @@ pub(crate) const SHARED: usize = SLOTS - 1;
 
 thread_local! {
     static SLOT: Cell<usize> = const { Cell::new(SHARED) };
+    /// Whether the thread is a shard's all the time: what there is little of is for these.
+    static STAYS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The calling thread's place.
@@ -38,8 +40,17 @@ pub struct ShardSlot {
 }
 
 impl ShardSlot {
-    /// Claims a place for the calling thread, if it has none.
+    /// Claims a place for the calling thread, which is a shard's all the time, if it has none.
     pub fn claim() -> Self {
+        Self::claim_for(true)
+    }
+
+    /// Claims a place for the calling thread, which is a shard's while it waits for something, if it has none.
+    pub fn claim_in_passing() -> Self {
+        Self::claim_for(false)
+    }
+
+    fn claim_for(stays: bool) -> Self {
         let mut slot = SHARED;
         if SLOT.get() == SHARED {
             let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -47,10 +58,17 @@ impl ShardSlot {
                 *place = true;
                 slot = at;
                 SLOT.set(at);
+                STAYS.set(stays);
                 MOST.fetch_max(at + 1, Ordering::Relaxed);
             }
         }
         Self { slot, _local: PhantomData }
+    }
+
+    /// Whether the calling thread has a place of its own, and is a shard's all the time.
+    #[inline]
+    pub fn stays() -> bool {
+        STAYS.get()
     }
 
     /// The most threads that ever had a place of their own at once; 1 at least.
@@ -63,6 +81,7 @@ impl Drop for ShardSlot {
     fn drop(&mut self) {
         if self.slot != SHARED {
             SLOT.set(SHARED);
+            STAYS.set(false);
             // The lock orders what this thread wrote before what the place's next owner writes.
             TAKEN.lock().unwrap_or_else(PoisonError::into_inner)[self.slot] = false;
         }
@@ -181,12 +200,16 @@ impl Drop for Inside<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
 
     use super::*;
 
+    /// Of two tests, one takes all places and the other needs one.
+    static PLACES: Mutex<()> = Mutex::new(());
+
     #[test]
     fn threads_count_apart_and_lose_nothing() {
+        let _places = PLACES.lock();
         let counters: Arc<PerShard<AtomicU64>> = Arc::default();
         let threads: Vec<_> = (0..80)
             .map(|number| {
@@ -215,6 +238,21 @@ mod tests {
         assert_eq!(SLOT.get(), slot);
         drop(first);
         assert_eq!(SLOT.get(), SHARED);
+    }
+
+    #[test]
+    fn who_claims_in_passing_does_not_stay() {
+        let _places = PLACES.lock();
+        let passing = ShardSlot::claim_in_passing();
+        assert!(SLOT.get() != SHARED && !ShardSlot::stays());
+        drop(ShardSlot::claim());
+        assert!(!ShardSlot::stays(), "a second claim changes nothing");
+        drop(passing);
+        let staying = ShardSlot::claim();
+        drop(ShardSlot::claim_in_passing());
+        assert!(ShardSlot::stays());
+        drop(staying);
+        assert!(!ShardSlot::stays());
     }
 
     #[test]

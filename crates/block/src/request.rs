@@ -34,6 +34,37 @@ pub enum Operation {
     },
 }
 
+/// What nearly all requests of guests do: a read or a write. It is a byte, and stays in a register on its way: an [`Operation`] would be copied as a
+/// whole from where its tag was stored an instant ago, and a processor holds up a load that is wider than the store it waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// As [`Operation::Read`].
+    Read,
+    /// As [`Operation::Write`].
+    Write {
+        /// Durable when completed.
+        fua: bool,
+    },
+}
+
+impl Transfer {
+    /// Whether it changes the volume's data.
+    #[inline]
+    pub fn is_write(self) -> bool {
+        self != Self::Read
+    }
+}
+
+impl From<Transfer> for Operation {
+    #[inline]
+    fn from(transfer: Transfer) -> Self {
+        match transfer {
+            Transfer::Read => Self::Read,
+            Transfer::Write { fua } => Self::Write { fua },
+        }
+    }
+}
+
 /// A request: its operation, its range and the memory it moves.
 ///
 /// It is not `Copy`: who passes a request on as it came passes on the place where it lies, and does not copy what was stored there an instant

@@ -28,11 +28,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_memory::Segment;
 use thiserror::Error;
 
 use crate::{
-    Asker, BlockCount, BlockError, BlockSize, Extent, Geometry, IoOperation, Lba, Metadata, MetadataFormat, Operation,
-    Request, Step, TaggedRequest, TaskContext, Usage, Volume, VolumeError, future_bytes,
+    Asker, BlockCount, BlockError, BlockSize, ByteOffset, Extent, Geometry, IoOperation, Lba, Metadata, MetadataFormat,
+    Operation, Request, Step, TaggedRequest, TaskContext, Transfer, Usage, Volume, VolumeError, future_bytes,
     per_shard::{Inside, Presence},
     tagged_bytes, trace,
 };
@@ -101,6 +102,12 @@ impl Inner {
 
     fn is_paused(&self) -> bool {
         self.state() & PAUSED != 0
+    }
+
+    /// Whether reads and writes go on at once and together. Those that are recorded, or that wait for the end of a pause, do so one by one.
+    #[inline]
+    fn is_plain(&self) -> bool {
+        self.state() & !UNTOLD == 0
     }
 
     /// Whether this request is the one that tells of a loss: the first flush after it, and no other.
@@ -379,8 +386,13 @@ impl Volume for Switch {
 
     fn submit_many(&self, requests: &mut [Request<'_>]) -> usize {
         let visit = self.visit();
-        // Those that are recorded, or that wait for the end of a pause, do so one by one.
-        if visit.inner.state() & !UNTOLD == 0 { visit.inner.root.submit_many(requests) } else { 0 }
+        if visit.inner.is_plain() { visit.inner.root.submit_many(requests) } else { 0 }
+    }
+
+    /// One visit, in which the shape is asked for as well.
+    fn do_one(&self, transfer: Transfer, at: ByteOffset, data: Segment) -> bool {
+        let visit = self.visit();
+        visit.inner.is_plain() && visit.inner.root.do_one(transfer, at, data)
     }
 
     #[inline]

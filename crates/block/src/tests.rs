@@ -159,6 +159,20 @@ fn ranges_are_checked_without_overflow() {
     }
 }
 
+#[test]
+fn bytes_that_are_whole_blocks_are_told_as_blocks() {
+    for (block_size, size) in [(BlockSize::B512, 512), (BlockSize::B4096, 4096)] {
+        let geometry = geometry(block_size, 8);
+        for (first, count) in [(0, 0), (0, 1), (7, 2), (u64::MAX / size, 1)] {
+            let found = geometry.whole_blocks(ByteOffset(first * size), count * size);
+            assert_eq!(found, Some((Lba(first), BlockCount(count))), "beyond the end as well");
+        }
+        for (offset, bytes) in [(1, size), (size, size - 1), (size / 2, size / 2), (0, 1), (u64::MAX, u64::MAX)] {
+            assert_eq!(geometry.whole_blocks(ByteOffset(offset), bytes), None);
+        }
+    }
+}
+
 fn memory(len: usize) -> Segment {
     let mapping = std::mem::ManuallyDrop::new(Mapping::anonymous(len).unwrap());
     // SAFETY: the mapping is writable and never unmapped.

@@ -5,14 +5,15 @@ use std::{
     io,
     os::fd::BorrowedFd,
     pin::Pin,
+    slice,
     task::{Context, Poll},
 };
 
-use millrace_memory::{Access, Reach};
+use millrace_memory::{Access, Reach, Segment};
 
 use crate::{
-    Asker, BlockCount, BlockError, BlockSize, Geometry, Lba, Metadata, MetadataFormat, Request, ScratchBox, TaggedRequest,
-    TaskContext, VolumeError,
+    Asker, BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, Metadata, MetadataFormat, Request, ScratchBox,
+    TaggedRequest, TaskContext, Transfer, VolumeError,
 };
 
 /// A request that waits, placed in its task's scratch.
@@ -104,6 +105,15 @@ pub trait Volume: Send + Sync {
     /// are of no use but for their operations and counts. Who says nothing does none.
     fn submit_many(&self, _requests: &mut [Request<'_>]) -> usize {
         0
+    }
+
+    /// Does one read or write of some bytes as [`Self::submit_many`] does several; whether it did. Whoever waits for one request alone asks for
+    /// nothing else before, not even the volume's shape, and all that says what it is goes in registers. Who passes requests on as they come passes
+    /// this on; nobody else need say anything.
+    fn do_one(&self, transfer: Transfer, at: ByteOffset, data: Segment) -> bool {
+        let Some((lba, count)) = self.geometry().whole_blocks(at, data.len() as u64) else { return false };
+        let request = Request { operation: transfer.into(), lba, count, segments: slice::from_ref(&data) };
+        self.submit_many(&mut [request]) == 1
     }
 
     /// A read of this range will be submitted soon: a volume whose data lie in memory brings them near. It is a hint; the range

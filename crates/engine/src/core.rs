@@ -26,3 +26,11 @@ pub(crate) struct Core {
     /// The last submission failed, and that has been logged.
     pub(crate) ring_failing: Cell<bool>,
 }
+
+impl Core {
+    /// Whether a task, or a timer, may wait for a time to come: it is seen when the clock is looked at.
+    #[inline]
+    pub(crate) fn awaits_time(&self) -> bool {
+        !self.ring.is_idle() || self.slots.waiting() > 0
+    }
+}

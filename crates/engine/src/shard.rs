@@ -37,8 +37,6 @@ use crate::{
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// How often the statistics are published.
 const PUBLISH_EVERY: Duration = Duration::from_millis(1);
-/// Passes between two looks at the clock at most, while they do little.
-const PASSES_PER_LOOK: u32 = 16;
 /// Messages handled before the devices get their turn again.
 const MESSAGES_PER_LOOK: usize = 64;
 /// How long a stopping shard waits for I/O in flight.
@@ -121,7 +119,7 @@ impl Shard {
             last_look: now,
             due: true,
             last_publish: now,
-            _slot: ShardSlot::claim(),
+            _slot: if config.turns { ShardSlot::claim() } else { ShardSlot::claim_in_passing() },
             last_cold: now,
             last_cool: now,
         })
@@ -323,7 +321,7 @@ impl Shard {
     fn pass(&mut self, look: bool) -> usize {
         let turns = &self.core.counters.turns;
         turns.set(turns.get() + 1);
-        let on_time = look || self.due || self.clock.passes >= PASSES_PER_LOOK;
+        let on_time = look || self.due || self.clock.is_due(|| self.core.awaits_time());
         if on_time {
             let unseen = self.clock.worked > 0;
             self.look_at_clock();
@@ -368,7 +366,7 @@ impl Shard {
             }
         }
         // Where a pause ends, it is to be known when.
-        if work > 0 && (self.clock.work(work) || look || self.foresight.is_resting()) {
+        if work > 0 && (self.clock.work(work, || self.core.awaits_time()) || look || self.foresight.is_resting()) {
             self.look_at_clock();
         }
         work

@@ -13,6 +13,12 @@ use crate::stages::{self, Stage, StageTime, StageTimes};
 const LITTLE: usize = 2;
 /// As many of those follow each other without a look at the clock, which costs as much as a request at a guest's pace.
 const UNSEEN: u32 = 4;
+/// Passes between two looks at the clock at most, while they do little.
+const PASSES: u32 = 16;
+/// So many times as many of both where passes are short, and nobody waits for the time.
+const MORE: u32 = 4;
+/// Passes are short while those between two looks take less, in nanoseconds: a part of the time in which a shard looks at its mailbox.
+const SHORT: u64 = 10_000;
 
 /// The shard's own counters.
 #[derive(Debug, Default)]
@@ -33,18 +39,32 @@ pub(crate) struct Clock {
     pub(crate) worked: u32,
     /// What a pass without work took last, in nanoseconds.
     idle_pass: u64,
+    /// Those between the last two looks took little time.
+    is_short: bool,
 }
 
 impl Clock {
+    /// Whether the pass that begins now is to look at the clock. `is_awaited`: somebody waits for the time.
+    #[inline]
+    pub(crate) fn is_due(&self, is_awaited: impl FnOnce() -> bool) -> bool {
+        self.is_enough(self.passes, PASSES, is_awaited)
+    }
+
     /// The pass that ends now found work. Whether the clock is to be looked at: after one that did little, there soon is another reason to.
     #[inline]
-    pub(crate) fn work(&mut self, work: usize) -> bool {
+    pub(crate) fn work(&mut self, work: usize, is_awaited: impl FnOnce() -> bool) -> bool {
         self.worked += 1;
-        work > LITTLE || self.worked >= UNSEEN
+        work > LITTLE || self.is_enough(self.worked, UNSEEN, is_awaited)
+    }
+
+    #[inline]
+    fn is_enough(&self, count: u32, few: u32, is_awaited: impl FnOnce() -> bool) -> bool {
+        count >= few && (count >= few * MORE || !self.is_short || is_awaited())
     }
 
     /// Divides the time since the last look: busy, idle.
     pub(crate) fn book(&mut self, past: u64) -> (u64, u64) {
+        self.is_short = past < SHORT;
         let [passes, worked] = [&mut self.passes, &mut self.worked].map(|count| u64::from(std::mem::take(count)));
         if worked > 0 {
             let idle = past.min(self.idle_pass * passes.saturating_sub(worked));
@@ -159,12 +179,29 @@ mod tests {
         let mut clock = Clock { passes: 16, ..Clock::default() };
         assert_eq!(clock.book(1600), (0, 1600), "100 ns each");
         clock.passes = 10;
-        assert!(!clock.work(1) && !clock.work(LITTLE), "the next reason to look is near");
+        let awaited = || true;
+        assert!(!clock.work(1, awaited) && !clock.work(LITTLE, awaited), "the next reason to look is near");
         assert_eq!(clock.book(3000), (2200, 800), "two of ten worked");
         clock.passes = 1;
-        assert!(clock.work(LITTLE + 1), "one that did much is looked at");
+        assert!(clock.work(LITTLE + 1, awaited), "one that did much is looked at");
         assert_eq!(clock.book(700), (700, 0));
         assert_eq!(clock.book(5000), (0, 5000), "a sleep");
-        assert_eq!((1..=UNSEEN).filter(|_| clock.work(1)).count(), 1, "only the last of some");
+        assert_eq!((1..=UNSEEN).filter(|_| clock.work(1, awaited)).count(), 1, "only the last of some");
+    }
+
+    #[test]
+    fn more_passes_go_by_unseen_while_they_are_short_and_nobody_waits() {
+        let mut clock = Clock { passes: PASSES, ..Clock::default() };
+        assert!(clock.is_due(|| false), "nothing is known of them");
+        clock.book(SHORT - 1);
+        clock.passes = PASSES;
+        assert!(clock.is_due(|| true) && !clock.is_due(|| false));
+        clock.passes = PASSES * MORE;
+        assert!(clock.is_due(|| false), "at last");
+        assert_eq!((1..=UNSEEN * MORE).filter(|_| clock.work(1, || false)).count(), 1, "only the last of them");
+        clock.book(SHORT);
+        clock.passes = PASSES;
+        assert!(clock.is_due(|| false), "long ones");
+        assert_eq!((1..=UNSEEN).filter(|_| clock.work(1, || false)).count(), 1);
     }
 }

@@ -13,5 +13,4 @@ mod hangup;
 mod log_limit;
 pub mod nvme;
 mod pace;
-mod transfer;
 pub mod virtio_blk;

@@ -283,7 +283,7 @@ pub(crate) fn prefetch(at: *const u8, len: usize) {
 
 /// Brings the line at `at` near as one that will be written: whoever else has it gives it up once. It is a hint: the address may be any.
 #[inline]
-pub(crate) fn prefetch_to_write(at: *const u8) {
+pub fn prefetch_to_write(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: no effect but on the cache, whatever the address; processors that do not know it do nothing.
     unsafe {

@@ -14,7 +14,7 @@ use millrace_memory::{BufferPool, Segment};
 
 use super::{Harness, Job, Random};
 use crate::{
-    BlockError, IoOperation, Operation, Scratch, ShardIo, Step, TaskContext, Volume,
+    BlockError, ByteOffset, IoOperation, Operation, Request, Scratch, ShardIo, Step, TaskContext, Transfer, Volume,
     clock::{self, SimulatedTime},
 };
 
@@ -231,6 +231,21 @@ impl SyncHarness {
     }
 }
 
+/// Gives reads and writes to a volume as front ends do: one by itself, or several; how many it has done.
+fn do_at_once(volume: &dyn Volume, requests: &mut [Request<'_>]) -> usize {
+    let shift = volume.geometry().block_size.shift();
+    if let [Request { operation, lba, segments: [data], .. }] = requests
+        && let Some(at) = lba.0.checked_mul(1 << shift)
+    {
+        let transfer = match *operation {
+            Operation::Write { fua } => Transfer::Write { fua },
+            _ => Transfer::Read,
+        };
+        return usize::from(volume.do_one(transfer, ByteOffset(at), *data));
+    }
+    volume.submit_many(requests)
+}
+
 impl Harness for SyncHarness {
     fn run(&mut self, volume: &Arc<dyn Volume>, jobs: &[Job]) -> Vec<Result<(), BlockError>> {
         let scratches: Vec<Scratch> = jobs.iter().map(|_| Scratch::new(volume.scratch_bytes())).collect();
@@ -238,7 +253,7 @@ impl Harness for SyncHarness {
         let most = if self.together { jobs.len() } else { 0 };
         self.together = !self.together;
         let mut first: Vec<_> = jobs[..most].iter().take_while(moves).map(Job::request).collect();
-        let done = volume.submit_many(&mut first);
+        let done = do_at_once(&**volume, &mut first);
         let mut steps: Vec<Option<Step<'_>>> = (0..done).map(|_| Some(Step::Done(Ok(())))).collect();
         for (job, scratch) in jobs.iter().zip(&scratches).skip(done) {
             steps.push(Some(volume.submit(TaskContext::new(scratch, &self.buffers, &self.io), job.request())));

@@ -465,6 +465,7 @@ impl VirtioBlkDevice {
             return;
         }
         self.disk.forget_front_end();
+        self.disk.core.trace.reset();
         if self.hold {
             self.link = Link::Holding;
             return;

@@ -137,11 +137,10 @@ impl Core {
             }
             let mut done = 0;
             if found > 1 {
-                let geometry = geometry.get_or_insert_with(|| self.begin(&mut unsettled));
-                done = self.do_together::<AHEAD>(geometry);
-            } else if found == 1 {
-                // By itself it settles by itself.
-                done = self.do_together::<1>(geometry.get_or_insert_with(|| self.geometry()));
+                done = self.do_together::<AHEAD>(geometry.get_or_insert_with(|| self.begin(found, &mut unsettled)));
+            } else if found == 1 && (*taken > 0 || !queue.done.is_empty()) {
+                // Others were there, so that the volume was not asked for it by itself.
+                done = self.do_together::<1>(geometry.get_or_insert_with(|| self.begin(found, &mut unsettled)));
             }
             for at in 0..done {
                 let Some((head, Some(plain))) = self.ahead.get(at).copied() else { break };
@@ -157,7 +156,7 @@ impl Core {
                 let (done, free) = if let Some((head, plain, sector)) = self.transfer_ahead(at) {
                     ring.take_plain(head).map_err(of_ring)?;
                     *taken += 1;
-                    let geometry = geometry.get_or_insert_with(|| self.begin(&mut unsettled));
+                    let geometry = geometry.get_or_insert_with(|| self.begin(found, &mut unsettled));
                     self.start_plain(free, number, head, &plain, sector, geometry)
                 } else {
                     let Some(token) = ring.take(&self.memory, &mut self.buffers).map_err(of_ring)? else { return Ok(()) };
@@ -178,9 +177,10 @@ impl Core {
         Ok(())
     }
 
-    /// Before the first request of a turn that was looked at ahead: what is copied may be settled later, if the volume allows that. Its shape.
-    fn begin(&self, unsettled: &mut Option<Unsettled>) -> Geometry {
-        let late = self.attached.as_ref().is_some_and(|attached| attached.volume.settles_late());
+    /// Before the first of so many requests that were looked at ahead in a turn: what is copied may be settled later, if the volume allows that, and
+    /// there is more than one. The volume's shape.
+    fn begin(&self, found: usize, unsettled: &mut Option<Unsettled>) -> Geometry {
+        let late = found > 1 && self.attached.as_ref().is_some_and(|attached| attached.volume.settles_late());
         *unsettled = late.then(Unsettled::new);
         self.geometry()
     }
@@ -414,29 +414,43 @@ impl Disk {
         work
     }
 
-    /// One queue: takes requests, gives back what has ended, some at a time, tells the guest once.
+    /// One queue: takes requests, gives back what has ended, one by itself or some at a time, tells the guest once.
     #[inline]
     fn serve(&mut self, cx: &ShardContext<'_>, index: usize) -> Result<usize, Fault> {
         let (queue, core) = (&mut self.queues[index], &mut self.core);
-        if queue.ring.is_none() {
+        let Some(ring) = &mut queue.ring else {
             queue.done.clear();
             return Ok(0);
-        }
+        };
         let number = index as u16;
-        let (mut taken, mut ended, mut outcome) = (0, 0, Ok(()));
+        let of_ring = |source| Fault::Ring { queue: number, source };
         let is_open = queue.enabled && !self.paused && !self.held && !self.failed;
-        // A trace tells of each request whether its guest was interrupted for it, which is known at the end.
-        let mut most = if core.trace.is_on() { BURST } else { GIVE_BACK };
-        loop {
-            if is_open {
-                outcome = core.take(cx, queue, number, &mut taken, most);
+        let mut is_answered = false;
+        if queue.done.is_empty() {
+            // Of an idle queue no more is asked.
+            let may_take = is_open && (!queue.stopping || ring.has_left_over());
+            if !may_take || !ring.has_more().map_err(of_ring)? {
+                return Ok(0);
             }
-            ended += queue.give_back(core.log.as_deref());
-            if taken < most || most == BURST || outcome.is_err() {
-                break;
+            is_answered = core.do_only(ring, number).map_err(of_ring)?;
+        }
+        let (mut taken, mut ended, mut outcome) = (0, 0, Ok(()));
+        if is_answered {
+            (taken, ended) = (1, 1);
+        } else {
+            // A trace tells of each request whether its guest was interrupted for it, which is known at the end.
+            let mut most = if core.trace.is_on() { BURST } else { GIVE_BACK };
+            loop {
+                if is_open {
+                    outcome = core.take(cx, queue, number, &mut taken, most);
+                }
+                ended += queue.give_back(core.log.as_deref());
+                if taken < most || most == BURST || outcome.is_err() {
+                    break;
+                }
+                queue.done.clear();
+                most = BURST.min(most + GIVE_BACK);
             }
-            queue.done.clear();
-            most = BURST.min(most + GIVE_BACK);
         }
         if ended > 0 {
             let calls = queue.ring.as_mut().is_some_and(Ring::wants_call);

@@ -15,7 +15,7 @@ use std::{
 };
 
 use millrace_block::{
-    BlockCount, BlockError, Geometry, Lba, Operation, Request, Step, TaskContext, Volume,
+    BlockCount, BlockError, ByteOffset, Geometry, Lba, Operation, Request, Step, TaskContext, Transfer, Volume,
     trace::{Carried, EventOperation, Fetched, carry},
 };
 use millrace_engine::{Launch, Outcome, TaskSlot};
@@ -29,7 +29,6 @@ use super::{
     disk::Core,
     ring::{Buffers, Done, Plain},
 };
-use crate::transfer::Transfer;
 
 mod long;
 mod ranges;
@@ -241,10 +240,7 @@ struct Data<'a> {
 /// Blocks of a range in sectors; `None` when they are not whole blocks.
 #[inline]
 fn blocks(geometry: &Geometry, sector: u64, bytes: u64) -> Option<(Lba, BlockCount)> {
-    let shift = geometry.block_size.shift();
-    let start = sector.checked_mul(SECTOR)?;
-    let whole = (start | bytes) & ((1 << shift) - 1) == 0;
-    whole.then_some((Lba(start >> shift), BlockCount(bytes >> shift)))
+    geometry.whole_blocks(ByteOffset(sector.checked_mul(SECTOR)?), bytes)
 }
 
 impl Core {
@@ -292,7 +288,7 @@ impl Core {
     ) -> (Option<Done>, Option<TaskSlot<'s>>) {
         let bytes = plain.data.len() as u64;
         let mut ending = self.begin_plain(queue, token, plain);
-        let transfer = if plain.writable { Transfer::Read } else { Transfer::Write { fua: !self.write_back() } };
+        let transfer = self.direction(plain);
         let fetched = || Fetched { nsid: ONLY, operation: transfer.into(), lba: Lba(sector), count: bytes / SECTOR };
         self.trace.fetched(queue, token, fetched);
         let _under = self.trace.under(ONLY, queue, token);
@@ -304,6 +300,12 @@ impl Core {
             Some(geometry),
         );
         self.ended(launched, &ending)
+    }
+
+    /// How a plain request moves its data.
+    #[inline]
+    fn direction(&self, plain: &Plain) -> Transfer {
+        if plain.writable { Transfer::Read } else { Transfer::Write { fua: !self.write_back() } }
     }
 
     /// What became of a request: its end, and the slot again, if it has ended.

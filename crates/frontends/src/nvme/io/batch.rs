@@ -27,7 +27,7 @@
 
 use std::rc::Rc;
 
-use millrace_block::{BlockCount, Geometry, Lba, Metadata, Request, Step, trace::Fetched};
+use millrace_block::{BlockCount, Geometry, Lba, Metadata, Request, Step, Transfer, trace::Fetched};
 use millrace_engine::{
     Launch, Outcome, ShardContext, TaskSlot,
     stages::{self, Stage},
@@ -51,7 +51,6 @@ use super::{
     },
     task::{Finish, of_result, wait},
 };
-use crate::transfer::Transfer;
 
 /// Submission entries fetched ahead.
 const AHEAD: u32 = 12;

@@ -13,12 +13,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_block::{BlockError, Operation, Request, TaskContext, yield_now};
+use millrace_block::{BlockError, Operation, Request, TaskContext, Transfer, yield_now};
 use millrace_engine::{Outcome, TaskSlot};
 use millrace_memory::Segment;
 
 use super::{Attached, Data, Ending, SECTOR, blocks, wait};
-use crate::transfer::Transfer;
 
 /// Bytes of the largest request that the volume gets whole. No system asks for more as it is set up at first.
 pub(super) const AT_ONCE: u64 = 4 << 20;

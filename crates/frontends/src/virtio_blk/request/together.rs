@@ -1,22 +1,22 @@
-//! Reads and writes that were looked at ahead, done by the volume with one call.
+//! Reads and writes that were looked at ahead, done by the volume with one call: several together, or one by itself.
 //!
 //! They are taken from the ring when they are done: a successor that finds them there does them again, and nobody is told of them twice.
 
 use std::slice;
 
-use millrace_block::{BlockCount, Geometry, Lba, Request};
+use millrace_block::{BlockCount, ByteOffset, Geometry, Lba, Request, Transfer};
 use millrace_memory::Segment;
 
 use super::{
     super::{
         disk::Core,
-        ring::{Done, Plain},
+        ring::{Done, Plain, Ring, RingError},
     },
-    Attached, Ending, Status, blocks, long,
+    Attached, Ending, SECTOR, Status, blocks, long,
 };
-use crate::transfer::Transfer;
 
-/// Looks ahead in which none of them is done at once after a volume has done none.
+/// Looks ahead in which none of them is done at once after a volume has done none. (One by itself that is no whole blocks counts as such, too: it is
+/// the volume that sees it.)
 const APART: u32 = 64;
 
 /// A read or write of whole blocks.
@@ -29,18 +29,41 @@ struct Found {
 }
 
 impl Core {
+    /// Has the volume do the [one request](Ring::has_one) that is there, takes it and gives it back; whether it did. If not, nothing was taken.
+    ///
+    /// Who has one request under way waits for it: what is known of it stays in registers from here to its answer, and in no list.
+    pub(crate) fn do_only(&mut self, ring: &mut Ring, queue: u16) -> Result<bool, RingError> {
+        // Where what changes is logged, every request goes the long way.
+        if self.log.is_some() || self.spent() >= self.until || !ring.has_one() {
+            return Ok(false);
+        }
+        let Some(attached) = self.at_once() else { return Ok(false) };
+        let Some((head, plain)) = ring.only(&self.memory) else { return Ok(false) };
+        let Some(transfer) = self.direct(attached, &plain) else { return Ok(false) };
+        let Some(offset) = plain.sector().and_then(|sector| sector.checked_mul(SECTOR)) else { return Ok(false) };
+        if !attached.volume.do_one(transfer, ByteOffset(offset), plain.data) {
+            attached.apart.set(APART);
+            return Ok(false);
+        }
+        ring.fetch_index();
+        ring.take_plain(head)?;
+        let done = self.end_plain(queue, head, &plain);
+        ring.give_back(&[done], None);
+        Ok(true)
+    }
+
     /// Has the volume do what was looked at ahead, from the first on and at most so many: what it does at once needs no place for a task.
     /// Returns how many are done: each is to be taken from the ring, and [ended](Self::end_plain).
     pub(crate) fn do_together<const MOST: usize>(&self, geometry: &Geometry) -> usize {
         let Some(attached) = self.at_once() else { return 0 };
-        let Some(first) = self.found(0, geometry) else { return 0 };
+        let Some(first) = self.found(attached, 0, geometry) else { return 0 };
         let (mut found, mut count, mut bytes) = ([first; MOST], 1, first.data.len() as u64);
         let room = self.until.saturating_sub(self.spent());
         if room == 0 {
             return 0;
         }
         while count < MOST
-            && let Some(next) = self.found(count, geometry).filter(|_| bytes < room)
+            && let Some(next) = self.found(attached, count, geometry).filter(|_| bytes < room)
         {
             found[count] = next;
             bytes += next.data.len() as u64;
@@ -71,14 +94,19 @@ impl Core {
 
     /// The read or write of whole blocks that was looked at ahead at a place, if it is one that the volume may be given as it is.
     #[inline]
-    fn found(&self, at: usize, geometry: &Geometry) -> Option<Found> {
+    fn found(&self, attached: &Attached, at: usize, geometry: &Geometry) -> Option<Found> {
         let (_, plain, sector) = self.transfer_ahead(at)?;
-        let Plain { data, writable, .. } = plain;
-        let transfer = if writable { Transfer::Read } else { Transfer::Write { fua: !self.write_back() } };
-        let refused = !writable && self.attached.as_ref().is_none_or(|attached| attached.read_only);
-        let bytes = data.len() as u64;
-        let (lba, count) = blocks(geometry, sector, bytes).filter(|_| !refused && bytes <= long::AT_ONCE)?;
-        Some(Found { transfer, lba, count, data })
+        let transfer = self.direct(attached, &plain)?;
+        let (lba, count) = blocks(geometry, sector, plain.data.len() as u64)?;
+        Some(Found { transfer, lba, count, data: plain.data })
+    }
+
+    /// How a plain request moves its data, if the volume may be given it as it is.
+    #[inline]
+    fn direct(&self, attached: &Attached, plain: &Plain) -> Option<Transfer> {
+        let transfer = self.direction(plain);
+        let refused = transfer.is_write() && attached.read_only;
+        (!refused && plain.data.len() as u64 <= long::AT_ONCE).then_some(transfer)
     }
 
     /// Ends a request that was looked at ahead, and is done.

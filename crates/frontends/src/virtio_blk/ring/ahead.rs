@@ -93,7 +93,8 @@ impl Plain {
     }
 
     /// The request that a table of three descriptors names; its header's and status's lines are fetched.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "with several callers it would be a call, and what it finds go through memory")]
+    #[inline(always)]
     pub(super) fn of(memory: &MemoryTable, table: &Segment, form: Form) -> Option<Self> {
         let [header, header_rest, data, data_rest, status, status_rest] = table.read_words(0);
         let len = data_rest as u32;
@@ -139,7 +140,8 @@ fn in_order(header: u64, data: u64, status: u64) -> Option<bool> {
 }
 
 /// The table that a ring's descriptor leads to, if it may be a plain request's; its lines are fetched.
-#[inline]
+#[expect(clippy::inline_always, reason = "as above")]
+#[inline(always)]
 pub(super) fn table(memory: &MemoryTable, [addr, word]: [u64; 2], form: Form) -> Option<Segment> {
     let leads = match form {
         Form::Linked => word << 16 == rest(TABLE, flag::INDIRECT, 0) << 16,

@@ -198,6 +198,34 @@ impl Ring {
         Ok(ahead.len())
     }
 
+    /// Whether one request is there by itself, after [`Self::has_more`] has found some: not one of an earlier process.
+    #[inline]
+    pub(crate) fn has_one(&self) -> bool {
+        match self {
+            Self::Split(ring) => ring.has_one(),
+            Self::Packed(ring) => ring.has_one(),
+        }
+    }
+
+    /// The head of the one request [that is there](Self::has_one), and what it leads to, if it may be taken and is plain.
+    #[expect(clippy::inline_always, reason = "what it finds stays in registers")]
+    #[inline(always)]
+    pub(crate) fn only(&mut self, memory: &MemoryTable) -> Option<(u16, Plain)> {
+        match self {
+            Self::Split(ring) => ring.only(memory),
+            Self::Packed(ring) => ring.only(memory),
+        }
+    }
+
+    /// Has the line fetched whose change tells the guest of an answer, where that is another one than its request's: it is about to be changed.
+    #[inline]
+    pub(crate) fn fetch_index(&self) {
+        match self {
+            Self::Split(ring) => ring.fetch_index(),
+            Self::Packed(_) => {}
+        }
+    }
+
     /// Takes the request that was looked at as the next one.
     #[inline]
     pub(crate) fn take_plain(&mut self, head: u16) -> Result<(), RingError> {
@@ -208,7 +236,8 @@ impl Ring {
     }
 
     /// Gives requests back as one batch.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "of a batch of one, and without a log, little is left")]
+    #[inline(always)]
     pub(crate) fn give_back(&mut self, batch: &[Done], log: Option<&DirtyLog>) {
         match self {
             Self::Split(ring) => ring.give_back(batch, log),

@@ -9,6 +9,7 @@ use std::{
     sync::atomic::{Ordering, compiler_fence, fence},
 };
 
+use millrace_memory::full_fence;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{
@@ -327,7 +328,7 @@ impl PackedRing {
         }
         // Acquire, as in `take`: all flags were read before this, what they stand for is read after.
         fence(Ordering::Acquire);
-        if let Some(guess) = self.guess.filter(|_| count <= FEW) {
+        if let Some(guess) = self.guess.as_ref().filter(|_| count <= FEW) {
             guess.fetch();
         }
         let mut tables = [None; AHEAD];
@@ -344,6 +345,33 @@ impl PackedRing {
             ahead.push((token, Some(plain)));
             token = self.states[usize::from(token)].next;
         }
+    }
+
+    /// See [`super::Ring::has_one`].
+    #[inline]
+    pub(super) fn has_one(&self) -> bool {
+        let mut after = self.next;
+        after.advance(1, self.size);
+        let has_two = self.size - self.fetched > 1 && self.is_available_at(after);
+        !has_two && !self.has_left_over()
+    }
+
+    /// See [`super::Ring::only`].
+    #[expect(clippy::inline_always, reason = "what it finds stays in registers")]
+    #[inline(always)]
+    pub(super) fn only(&mut self, memory: &MemoryTable) -> Option<(u16, Plain)> {
+        if !self.indirect {
+            return None;
+        }
+        // Acquire, as in `take`: its flags were read before this, what they stand for is read after.
+        fence(Ordering::Acquire);
+        if let Some(guess) = &self.guess {
+            guess.fetch();
+        }
+        let table = ahead::table(memory, self.ring.segment.read_words(self.next.offset()), Form::InOrder)?;
+        let plain = Plain::of(memory, &table, Form::InOrder)?;
+        self.guess = Some(Guess::after(0, table, &plain));
+        Some((self.free_head, plain))
     }
 
     /// Chains are counted by their last descriptors; one that goes on and on is one.
@@ -427,6 +455,7 @@ impl PackedRing {
         buffers.add_indirect(memory, addr, len, false)
     }
 
+    #[inline]
     pub(super) fn give_back(&mut self, batch: &[Done], log: Option<&DirtyLog>) {
         if batch.is_empty() {
             return;
@@ -502,7 +531,7 @@ impl PackedRing {
         let since = std::mem::take(&mut self.since).min(self.size.into()) as u16;
         // Our side of the race between our used descriptors and the guest's wish: they were stored before this, its wish is read
         // after. The guest's side stores its wish, then (a full fence too) looks for used descriptors before it sleeps.
-        fence(Ordering::SeqCst);
+        full_fence();
         match self.driver.segment.load_u16(event::FLAGS) {
             event::ENABLE => true,
             event::DESC if self.event_index => {

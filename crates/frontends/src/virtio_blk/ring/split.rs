@@ -6,6 +6,8 @@ use std::{
     sync::atomic::{Ordering, compiler_fence, fence},
 };
 
+use millrace_memory::{Segment, full_fence};
+
 use super::{
     super::{
         dirty::DirtyLog,
@@ -159,27 +161,19 @@ impl SplitRing {
             return Ok(());
         }
         let count = self.seen.wrapping_sub(self.next).min(most.min(AHEAD) as u16);
-        if let Some(guess) = self.guess.filter(|_| count <= FEW) {
-            self.desc.segment.prefetch(usize::from(guess.head) * Descriptor::SIZE, 1);
-            guess.fetch();
-            self.fetch_used();
+        if count <= FEW {
+            self.fetch_guessed();
         }
-        let table = |head: u16| {
-            let at = usize::from(head) * Descriptor::SIZE;
-            (head < self.size).then(|| ahead::table(memory, self.desc.segment.read_words(at), Form::Linked)).flatten()
-        };
         if count == 1 {
             let head = self.head(self.next);
-            let found = table(head).and_then(|table| Some((table, Plain::of(memory, &table, Form::Linked)?)));
-            ahead.push((head, found.as_ref().map(|(_, plain)| *plain)));
-            self.guess = found.map_or(self.guess, |(table, plain)| Some(Guess::after(head, table, &plain)));
+            ahead.push((head, self.plain(memory, head)));
             return Ok(());
         }
         let mut tables = [None; AHEAD];
         for (at, found) in (0..count).zip(&mut tables) {
             let head = self.head(self.next.wrapping_add(at));
             ahead.push((head, None));
-            *found = table(head);
+            *found = self.table(memory, head);
         }
         for ((_, plain), table) in ahead.iter_mut().zip(&tables) {
             *plain = table.as_ref().and_then(|table| Plain::of(memory, table, Form::Linked));
@@ -192,11 +186,68 @@ impl SplitRing {
         Ok(())
     }
 
+    /// See [`super::Ring::has_one`].
+    #[inline]
+    pub(super) fn has_one(&self) -> bool {
+        self.seen.wrapping_sub(self.next) == 1 && !self.has_left_over()
+    }
+
+    /// See [`super::Ring::only`].
+    #[expect(clippy::inline_always, reason = "what it finds stays in registers")]
+    #[inline(always)]
+    pub(super) fn only(&mut self, memory: &MemoryTable) -> Option<(u16, Plain)> {
+        if !self.indirect {
+            return None;
+        }
+        self.fetch_guessed();
+        // It comes beside the request's own lines.
+        self.fetch_index();
+        let head = self.head(self.next);
+        // What is wrong with one that may not be taken is said when that is tried.
+        self.check(head).ok()?;
+        Some((head, self.plain(memory, head)?))
+    }
+
+    /// What a head leads to, if that is plain: where it lies is the next guess.
+    #[expect(clippy::inline_always, reason = "what it finds stays in registers")]
+    #[inline(always)]
+    fn plain(&mut self, memory: &MemoryTable, head: u16) -> Option<Plain> {
+        let table = self.table(memory, head)?;
+        let plain = Plain::of(memory, &table, Form::Linked)?;
+        self.guess = Some(Guess::after(head, table, &plain));
+        Some(plain)
+    }
+
+    /// The table that a head leads to, if it may be a plain request's.
+    #[inline]
+    fn table(&self, memory: &MemoryTable, head: u16) -> Option<Segment> {
+        let at = usize::from(head) * Descriptor::SIZE;
+        (head < self.size).then(|| ahead::table(memory, self.desc.segment.read_words(at), Form::Linked)).flatten()
+    }
+
+    /// Has all lines fetched that the next request has if it lies where the last one did.
+    #[inline]
+    fn fetch_guessed(&self) {
+        if let Some(guess) = &self.guess {
+            self.desc.segment.prefetch(usize::from(guess.head) * Descriptor::SIZE, 1);
+            guess.fetch();
+            self.fetch_used();
+        }
+    }
+
+    /// Has the line of the used index fetched, to be written. A guest that spins looks there all the time, and takes it back: so it is asked for at
+    /// once, which is all for a guest that looks rarely or from far away, and again right before it is written. In between it would go both ways
+    /// for nothing.
+    #[inline]
+    pub(super) fn fetch_index(&self) {
+        self.used.segment.prefetch_to_write();
+    }
+
     /// Has the line of the next used entry fetched: the index after it waits for it.
     #[inline]
     fn fetch_used(&self) {
         let at = ENTRIES + usize::from(self.used_index & (self.size - 1)) * USED_ENTRY;
-        // Not the first line: the guest looks at the index there all the time.
+        // Not the first line: see `fetch_index`.
         if let Some(part) = self.used.segment.part(at, USED_ENTRY).filter(|_| at >= LINE) {
             part.prefetch_to_write();
         }
@@ -280,6 +331,8 @@ impl SplitRing {
         Err(RingError::Endless)
     }
 
+    #[expect(clippy::inline_always, reason = "of a batch of one, and without a log, little is left")]
+    #[inline(always)]
     pub(super) fn give_back(&mut self, batch: &[Done], log: Option<&DirtyLog>) {
         if batch.is_empty() {
             return;
@@ -331,7 +384,7 @@ impl SplitRing {
         self.signalled = new;
         // Our side of the race between our new index and the guest's wish: our index was stored before this, its wish is read after.
         // The guest's side stores its wish, then (a full fence too) reads our index once more before it sleeps.
-        fence(Ordering::SeqCst);
+        full_fence();
         if self.event_index {
             let event = self.avail.segment.load_u16(ENTRIES + usize::from(self.size) * 2);
             passes(event, new, old)

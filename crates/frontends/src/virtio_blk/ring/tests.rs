@@ -129,6 +129,43 @@ fn plain_requests_are_found_ahead_and_taken_as_they_are_otherwise() {
 }
 
 #[test]
+fn one_by_itself_is_found_and_not_taken() {
+    for packed in [false, true] {
+        let mut rig = Rig::new(packed);
+        rig.request(0, 0, 512);
+        assert!(rig.ring.has_more().unwrap() && rig.ring.has_one());
+        let (token, plain) = rig.ring.only(&rig.memory).expect("it is plain");
+        assert_eq!((plain.sector(), plain.writable), (Some(0), true));
+        assert_eq!(plain.data.as_ptr(), rig.at(DATA, 512).as_ptr());
+        assert_eq!(plain.status.as_ptr(), rig.at(HEADERS + 32, 1).as_ptr());
+        assert_eq!(rig.ring.in_flight(), 0);
+        rig.ring.take_plain(token).unwrap();
+        assert!(!rig.ring.has_more().unwrap());
+        rig.request(1, 0, 512);
+        rig.request(2, 1, 512);
+        assert!(rig.ring.has_more().unwrap() && !rig.ring.has_one(), "two");
+        // A chain of the ring's own; a table where none may be.
+        let (mut chain, mut table) = (Rig::new(packed), Rig::with(packed, 0));
+        chain.available(0, HEADERS, 16, 0);
+        table.request(0, 0, 512);
+        for rig in [&mut chain, &mut table] {
+            assert!(rig.ring.has_more().unwrap() && rig.ring.has_one());
+            assert!(rig.ring.only(&rig.memory).is_none());
+        }
+    }
+    // A head that is in use, and one that is none.
+    for head in [0_u16, ENTRIES as u16] {
+        let mut rig = Rig::new(false);
+        rig.request(0, 0, 512);
+        rig.ring.take(&rig.memory, &mut Buffers::new()).unwrap().expect("it is available");
+        rig.at(GUEST + 0x1000 + 6, 2).write_at(0, &head.to_le_bytes());
+        rig.at(GUEST + 0x1000 + 2, 2).write_at(0, &2_u16.to_le_bytes());
+        assert!(rig.ring.has_more().unwrap() && rig.ring.has_one());
+        assert!(rig.ring.only(&rig.memory).is_none(), "head {head}");
+    }
+}
+
+#[test]
 fn what_is_not_plain_is_left_for_its_turn() {
     for packed in [false, true] {
         let mut rig = Rig::new(packed);

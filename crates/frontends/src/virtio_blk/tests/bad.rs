@@ -1,5 +1,7 @@
 //! What a guest can do wrong: its disk fails, and nothing else does.
 
+use std::sync::atomic::Ordering;
+
 use super::super::{
     DevicePhase,
     fixture::{AVAIL, FakeDriver, GUEST_BASE, MEMORY, Piece, QUEUE, Setup, drain},
@@ -134,6 +136,28 @@ fn wrong_rings_fail_the_disk() {
         assert_eq!(driver.wait_used(0), (head, 513), "{what}");
         expect_failure(&mut driver, what);
     }
+}
+
+/// A request by itself goes to the volume before it is taken: not one whose head is in use.
+#[test]
+fn a_head_in_use_does_nothing_again() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    driver.volume.hold(true);
+    driver.volume.together.store(1, Ordering::SeqCst);
+    let (pieces, ..) = driver.prepare(kind::OUT, 0, &[1; 512], 0);
+    let table = driver.alloc(48);
+    driver.write_table(table, &pieces);
+    // A chain of the ring's own is submitted, and waits.
+    let head = driver.submit(0, &pieces);
+    driver.until("in flight", |driver| driver.device(|device, _| device.status().in_flight) == 1);
+    descriptor(&driver, head, (table, 48, INDIRECT, 0));
+    driver.publish(0, head);
+    driver.until("failure", |driver| driver.device(|device, _| device.status().phase) == DevicePhase::Failed);
+    assert_eq!(driver.volume.did.load(Ordering::SeqCst), 0);
+    driver.volume.hold(false);
+    assert_eq!(driver.wait_used(0), (head, 1));
+    expect_failure(&mut driver, "a head in use");
 }
 
 #[test]

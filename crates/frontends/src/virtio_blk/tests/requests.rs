@@ -80,6 +80,22 @@ fn a_trace_tells_of_requests_and_not_of_looks() {
     }
 }
 
+/// What it had asked for has no end, and whoever traces the disk is not to wait for one.
+#[test]
+fn a_trace_tells_that_the_front_end_is_gone() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    let events = Arc::new(trace::Ring::new(64));
+    trace::install(Some(Arc::clone(&events)));
+    driver.device(|device, _| device.trace(Site::new(1, None)));
+    driver.stream = None;
+    driver.settle();
+    trace::install(None);
+    let mut kinds = Vec::new();
+    while events.drain(64, |words| kinds.push(Event::from_words(words).expect("a known kind").kind)) > 0 {}
+    assert_eq!(kinds, [EventKind::Reset]);
+}
+
 #[test]
 fn discard_zeroes_identity_and_what_is_unknown() {
     both(|setup| {
@@ -268,18 +284,86 @@ fn requests_that_are_found_together_all_end() {
     }
 }
 
+/// More than go to the volume together by one: that one needs no task either.
+#[test]
+fn the_last_one_of_several_is_done_at_once() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        driver.volume.together.store(16, Ordering::SeqCst);
+        for at in 0..17 {
+            let (pieces, ..) = driver.prepare(kind::IN, at * 8, &[], 512);
+            let table = driver.alloc(48);
+            driver.write_table(table, &pieces);
+            driver.submit_indirect(0, table, 48);
+        }
+        (0..17).for_each(|_| _ = driver.wait_used(0));
+        let did = driver.volume.did.load(Ordering::SeqCst);
+        assert_eq!((did, driver.volume.take_seen().len()), (17, 0));
+    }
+}
+
 #[test]
 fn one_by_itself_is_done_at_once() {
     for setup in [Setup::default(), Setup::packed()] {
         let mut driver = FakeDriver::new(setup);
         driver.connect();
         driver.volume.together.store(1, Ordering::SeqCst);
-        let (pieces, _, status) = driver.prepare(kind::OUT, 0, &pattern(0, 4096), 0);
-        let table = driver.alloc(3 * 16);
-        driver.write_table(table, &pieces);
-        driver.submit_indirect(0, table, 3 * 16);
-        driver.wait_used(0);
-        assert_eq!((driver.read(status, 1), driver.volume.did.load(Ordering::SeqCst)), (vec![OK], 1));
+        let rounds = u64::from(QUEUE) * 2;
+        for round in 0..rounds {
+            driver.free_all();
+            let data = pattern(round as usize, 4096);
+            for (kind, out, into) in [(kind::OUT, data.as_slice(), 0), (kind::IN, &[][..], 4096)] {
+                let (pieces, place, status) = driver.prepare(kind, round * 8, out, into);
+                let table = driver.alloc(3 * 16);
+                driver.write_table(table, &pieces);
+                let name = driver.submit_indirect(0, table, 3 * 16);
+                assert_eq!(driver.wait_used(0), (name, into + 1), "round {round}");
+                assert_eq!(driver.read(status, 1), [OK]);
+                assert!(into == 0 || driver.read(place, 4096) == data, "round {round}");
+            }
+        }
+        assert_eq!(driver.volume.did.load(Ordering::SeqCst) as u64, rounds * 2);
+        assert!(driver.volume.take_seen().is_empty(), "none was submitted");
+        let status = driver.device(|device, _| device.status());
+        let counters = status.counters;
+        assert_eq!((status.in_flight, counters.read_commands, counters.write_commands), (0, rounds, rounds));
+        assert_eq!((counters.bytes_read, counters.bytes_written), (rounds * 4096, rounds * 4096));
+    }
+}
+
+/// What a volume does not do at once goes the usual way, and for a while so does what comes next.
+#[test]
+fn one_by_itself_that_is_refused_is_submitted() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        let write = |driver: &mut FakeDriver, sector: u64, data: &[u8]| {
+            driver.free_all();
+            let (pieces, _, status) = driver.prepare(kind::OUT, sector, data, 0);
+            let table = driver.alloc(3 * 16);
+            driver.write_table(table, &pieces);
+            let name = driver.submit_indirect(0, table, 3 * 16);
+            (driver.wait_used(0) == (name, 1)).then(|| driver.read(status, 1)[0])
+        };
+        let did = |driver: &FakeDriver| driver.volume.did.load(Ordering::SeqCst);
+        assert_eq!(write(&mut driver, 0, &pattern(1, 512)), Some(OK));
+        assert_eq!((did(&driver), driver.volume.take_seen().len()), (0, 1));
+        driver.volume.together.store(1, Ordering::SeqCst);
+        let mut tries = 1;
+        while did(&driver) == 0 {
+            assert_eq!(write(&mut driver, tries, &pattern(1, 512)), Some(OK));
+            tries += 1;
+            assert!(tries < 1000, "it is never tried again");
+        }
+        assert!(tries > 10, "not with every request: {tries}");
+        // One that cannot be done at all is answered as ever.
+        let end = driver.volume.geometry().blocks.0;
+        for (sector, len) in [(end, 512), (end - 1, 1024), (u64::MAX, 512), (0, 500)] {
+            assert_eq!(write(&mut driver, sector, &pattern(1, len)), Some(IO_ERROR));
+        }
+        let counters = driver.device(|device, _| device.status().counters);
+        assert_eq!((counters.write_commands, counters.errors), (tries + 4, 4));
     }
 }
 
@@ -444,9 +528,12 @@ fn a_long_request_is_whole() {
 /// Requests that came together are looked at together: those of the usual shape, and others between them.
 #[test]
 fn all_shapes_may_come_in_one_batch() {
-    for round in 0..3 {
-        let mut driver = FakeDriver::new(Setup::default());
+    for (setup, round) in
+        [Setup::default(), Setup::packed()].into_iter().flat_map(|setup| (0..4).map(move |round| (setup, round)))
+    {
+        let mut driver = FakeDriver::new(setup);
         driver.connect();
+        driver.volume.together.store(usize::from(round == 3), Ordering::SeqCst);
         let data = pattern(3, 1024);
         assert_eq!(driver.request(kind::OUT, 100, &data, 0).0, OK);
         driver.volume.take_seen();
@@ -480,8 +567,8 @@ fn all_shapes_may_come_in_one_batch() {
                 _ => driver.submit_indirect(0, table, pieces.len() as u32 * 16),
             };
             expected.push((what, name, place, into, status_at, status));
-            if round == 2 {
-                // Each by itself.
+            if round >= 2 {
+                // Each by itself, and by the shortest way.
                 driver.settle();
             }
         }
@@ -498,6 +585,8 @@ fn all_shapes_may_come_in_one_batch() {
             }
         }
         assert_eq!(driver.request(kind::IN, 200, &[], 512), (OK, data[..512].to_vec()));
+        let did = driver.volume.did.load(Ordering::SeqCst);
+        assert_eq!(did, if round == 3 { 2 } else { 0 }, "the first two, before one is refused");
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     os::{fd::AsFd, unix::net::UnixStream},
+    sync::atomic::Ordering,
 };
 
 use millrace_block::{BlockCount, Operation, Volume as _};
@@ -50,6 +51,36 @@ fn requests_under_way_are_done_again_in_their_order() {
         for sector in 0..20 {
             assert_eq!(driver.request(kind::IN, sector, &[], 512).0, 0);
         }
+    }
+}
+
+/// What is taken, done and given back in one go is on record as ended, and leaves the record as the next request needs it.
+#[test]
+fn what_was_answered_at_once_is_not_done_again() {
+    for setup in [Setup::default(), Setup::packed()] {
+        let mut driver = FakeDriver::new(setup);
+        driver.connect();
+        driver.volume.together.store(1, Ordering::SeqCst);
+        let submit = |driver: &mut FakeDriver, sector: u64| {
+            let (pieces, ..) = driver.prepare(kind::OUT, sector, &[3; 512], 0);
+            let table = driver.alloc(48);
+            driver.write_table(table, &pieces);
+            driver.submit_indirect(0, table, 48)
+        };
+        for sector in 0..u64::from(QUEUE) + 3 {
+            driver.free_all();
+            let name = submit(&mut driver, sector);
+            assert_eq!(driver.wait_used(0), (name, 1));
+        }
+        assert_eq!(driver.volume.did.load(Ordering::SeqCst), usize::from(QUEUE) + 3);
+        driver.restart_daemon();
+        driver.connect();
+        driver.settle();
+        assert_eq!(driver.next_used(0), None, "nothing ends twice");
+        assert_eq!(driver.volume.did.load(Ordering::SeqCst), usize::from(QUEUE) + 3, "nor is it done twice");
+        assert!(driver.volume.take_seen().is_empty());
+        let name = submit(&mut driver, 0);
+        assert_eq!(driver.wait_used(0), (name, 1));
     }
 }
 
