@@ -65,6 +65,7 @@ set_and_read() {
 features() {
     for id in 1 2 4 6 7 8 9 0xa 0xb; do say "feature $id is $(feature $id)"; done
     nvme get-feature "$ctrl" -f 5 -n 1 || die "get feature 5"
+    nvme get-feature "/dev/$disk" -f 7 || die "get feature 7, which is the controller's, by a namespace"
     nvme get-feature "$ctrl" -f 0xe || die "get feature 0Eh"
     nvme get-feature "$ctrl" -f 0x16 >/dev/null || die "get feature 16h"
     set_and_read 1 $((0x03020103))

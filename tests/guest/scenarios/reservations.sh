@@ -9,8 +9,10 @@ report() { nvme resv-report "$dev" | awk -F: -v name="$1" '{ k = $1; gsub(/[ \t]
 set_host_identifier guest-01
 equal "registrants at first" "$(report regctl)" 0
 must_fail_with "an acquire without registration" "conflict" nvme resv-acquire "$dev" --crkey=1 --rtype=1 --racqa=0
-nvme resv-register "$dev" --nrkey=1 --rrega=0 --cptpl=0 || die "register"
+# As the kernel does it for whoever reserves by its block layer: it always asks for persistence, which there is not.
+nvme resv-register "$dev" --nrkey=1 --rrega=0 --cptpl=3 || die "register"
 equal "registrants" "$(report regctl)" 1
+equal "persistence" "$(report ptpls)" 0
 must_fail_with "registering again with another key" "conflict" nvme resv-register "$dev" --nrkey=5 --rrega=0 --cptpl=0
 must_fail_with "replacing a wrong key" "conflict" nvme resv-register "$dev" --crkey=9 --nrkey=2 --rrega=2 --cptpl=0
 nvme resv-register "$dev" --crkey=1 --nrkey=2 --rrega=2 --cptpl=0 || die "replace the key"
@@ -28,3 +30,7 @@ equal "generation after acquires and releases" "$(report gen)" "$generation"
 must_fail "reservation type 7" nvme resv-acquire "$dev" --crkey=2 --rtype=7 --racqa=0
 nvme resv-release "$dev" --crkey=2 --rrela=1 || die "clear"
 equal "registrants after clear" "$(report regctl)" 0
+nvme resv-register "$dev" --crkey=2 --nrkey=3 --rrega=2 --cptpl=3 --iekey || die "register by a key that is ignored"
+equal "registrants after that" "$(report regctl)" 1
+nvme resv-register "$dev" --rrega=1 --cptpl=0 --iekey || die "unregister by a key that is ignored"
+equal "registrants at last" "$(report regctl)" 0

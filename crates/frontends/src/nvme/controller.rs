@@ -445,6 +445,8 @@ impl Controller {
                 Status::ABORTED_SQ_DELETION if !completion.status.dnr() && self.sq(token.sqid).deleting.get() == 0 => {
                     completion.status = Status::NAMESPACE_NOT_READY;
                 }
+                // It ends some time: the Do Not Retry bit shall be 0 (Base, generic status 84h).
+                Status::FORMAT_IN_PROGRESS => completion.status = Status::FORMAT_IN_PROGRESS,
                 _ => {}
             }
             // Linux asks for reservations in the one format first, and for the other at this very status without any more bits.

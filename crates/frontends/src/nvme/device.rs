@@ -288,6 +288,10 @@ impl NvmeDevice {
         let Some(nsid) = nsid.or_else(|| self.controller.namespaces.free_nsid()) else {
             return Err(DeviceError::Full { device, largest });
         };
+        // A reset may have found it away: one of before, one that this worker ended before it had namespaces, one while it was detached.
+        if !self.controller.cc().en() || self.controller.lifecycle.was_reset {
+            self.controller.end_nameless(&allocated.namespace);
+        }
         match self.controller.namespaces.allocate(nsid, allocated) {
             Ok(()) => Ok(nsid),
             Err(_) => Err(DeviceError::Nsid { device, nsid, largest }),

@@ -129,6 +129,7 @@ impl Namespace {
         uncorrectable: UncorrectableRanges,
     ) -> Arc<Self> {
         let allocated = AtomicU64::new(volume.usage().allocated);
+        let reservations = if shared { reservations } else { reservations.forget() };
         Arc::new(Self {
             allocated,
             volume,
@@ -177,16 +178,18 @@ impl Namespace {
     }
 
     /// No controller has this identifier any more: what a host without an identifier of its own had registered through it goes with it. The device
-    /// that gets the number next is another host.
+    /// that gets the number next is another host. What one with an identifier had registered stays, as long as there is room.
     pub fn forget_controller(self: &Arc<Self>, cntlid: u16, host: &dyn Host) {
         let ended = self.reservations().end_controller(lasting_number(cntlid));
+        self.reservations().let_go(|other| other != cntlid);
         self.registrations_ended(ended, host);
     }
 
     /// As [`Self::forget_controller`], of all controllers that do not have the namespace: they may have gone while nobody had its volume open, and
     /// their identifiers be those of others by now.
     pub fn forget_other_controllers(self: &Arc<Self>, has: impl Fn(u16) -> bool, host: &dyn Host) {
-        let ended = self.reservations().end_others(has);
+        let ended = self.reservations().end_others(&has);
+        self.reservations().let_go(&has);
         self.registrations_ended(ended, host);
     }
 

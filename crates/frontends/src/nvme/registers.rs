@@ -83,6 +83,8 @@ pub(crate) struct Lifecycle {
     pub(crate) stopped: bool,
     /// Nobody waits any more for the commands in flight.
     pub(crate) called_off: bool,
+    /// A reset has ended in this process: of namespaces that were not there then, its host is another one.
+    pub(crate) was_reset: bool,
     pub(crate) log: LogLimit,
 }
 
@@ -304,6 +306,7 @@ impl Controller {
         self.state.epoch.set(self.state.epoch.get().wrapping_add(1));
         // And those that go piece by piece stop at the next one.
         self.sink.begin_epoch(self.state.epoch.get());
+        self.trace.reset();
         self.records.clear();
         self.forget_again();
         let held = self.admin_reset() + self.io_reset();
@@ -383,6 +386,9 @@ impl Controller {
     }
 
     fn finish_reset(&mut self) {
+        // Not before: as long as its host's writes are under way, whom its reservation shut out stays so.
+        self.end_all_nameless();
+        self.lifecycle.was_reset = true;
         self.remove_all_queues();
         let shst = match self.lifecycle.shutdown {
             Some(_) => ShutdownStatus::OCCURRING,

@@ -27,6 +27,13 @@ use zerocopy::{FromZeros, IntoBytes};
 /// Registrants of one namespace at most.
 const MOST: usize = 256;
 
+/// So many may register through one controller while there is any place; more only while half of all are free. A guest may call itself by as many
+/// names as it likes, and is not to keep the others from registering by itself, without which they could not preempt it.
+const ASSURED: usize = 8;
+
+/// In place of a controller's identifier: it is there no more.
+const GONE: u16 = 0xffff;
+
 /// What a host may do with a namespace's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rights(pub(crate) u8);
@@ -74,7 +81,7 @@ pub(crate) type Notices = Vec<([u8; 16], u8)>;
 #[derive(Clone, Copy, Debug)]
 struct Registrant {
     host: HostKey,
-    /// The controller it registered through.
+    /// The controller it registered through, or [`GONE`].
     cntlid: u16,
     key: u64,
     /// That controller is a session's: it registers for no longer than it is there.
@@ -118,25 +125,32 @@ impl Reservations {
         ignore_key: bool,
         data: &RegisterData,
     ) -> Result<Notices, Status> {
+        let known = self.find(&host).map(|r| r.key);
         let notices = match action {
-            RegisterAction::REGISTER => {
-                self.add(host, cntlid, data.nrkey)?;
-                Notices::new()
+            RegisterAction::REGISTER => self.add(host, cntlid, data.nrkey)?,
+            // Where the key is ignored, it need not be there either (IEKEY): who is no registrant has nothing to lose, and becomes one.
+            RegisterAction::UNREGISTER | RegisterAction::REPLACE if !ignore_key && known != Some(data.crkey) => {
+                return Err(Status::RESERVATION_CONFLICT);
             }
-            RegisterAction::UNREGISTER => {
-                self.find(&host).filter(|r| ignore_key || r.key == data.crkey).ok_or(Status::RESERVATION_CONFLICT)?;
-                self.unregister(&host)
-            }
-            RegisterAction::REPLACE => {
-                let registrant = self.registrants.iter_mut().find(|r| r.host == host);
-                let registrant = registrant.filter(|r| ignore_key || r.key == data.crkey);
-                registrant.ok_or(Status::RESERVATION_CONFLICT)?.key = data.nrkey;
-                Notices::new()
-            }
+            RegisterAction::UNREGISTER => self.unregister(&host),
+            RegisterAction::REPLACE => match self.registrants.iter_mut().find(|r| r.host == host) {
+                Some(registrant) => {
+                    registrant.key = data.nrkey;
+                    Notices::new()
+                }
+                None => self.add(host, cntlid, data.nrkey)?,
+            },
             _ => return Err(Status::INVALID_FIELD),
         };
         self.generation = self.generation.wrapping_add(1);
         Ok(notices)
+    }
+
+    /// A host gives a command through this controller: where the one that it registered through is gone, this one takes its place.
+    pub(crate) fn goes_on_by(&mut self, host: &HostKey, cntlid: u16) {
+        if let Some(back) = self.registrants.iter_mut().find(|r| r.host == *host && r.cntlid == GONE) {
+            back.cntlid = cntlid;
+        }
     }
 
     /// As [`Self::register`], through a session's controller: who is new then goes with [`Self::end_session`].
@@ -173,6 +187,17 @@ impl Reservations {
         self.end(|r| r.host.controller != 0 && !is_there(r.cntlid))
     }
 
+    /// Only those controllers are there that `is_there` says are. Who registered through another one under an identifier stays registered, for it may
+    /// have more controllers, or come back; but it makes room where there is none. Whether that is anybody new.
+    pub(crate) fn let_go(&mut self, is_there: impl Fn(u16) -> bool) -> bool {
+        let mut any = false;
+        let lasting = self.registrants.iter_mut().filter(|r| !r.session && r.host.controller == 0 && r.cntlid != GONE);
+        for registrant in lasting.filter(|r| !is_there(r.cntlid)) {
+            (registrant.cntlid, any) = (GONE, true);
+        }
+        any
+    }
+
     fn end(&mut self, goes: impl Fn(&Registrant) -> bool) -> Option<Notices> {
         let hosts: Vec<HostKey> = self.registrants.iter().filter(|r| goes(r)).map(|r| r.host).collect();
         if hosts.is_empty() {
@@ -182,18 +207,29 @@ impl Reservations {
         Some(hosts.iter().flat_map(|host| self.unregister(host)).collect())
     }
 
-    fn add(&mut self, host: HostKey, cntlid: u16, key: u64) -> Result<(), Status> {
+    fn add(&mut self, host: HostKey, cntlid: u16, key: u64) -> Result<Notices, Status> {
         if let Some(known) = self.find(&host) {
-            return if known.key == key { Ok(()) } else { Err(Status::RESERVATION_CONFLICT) };
+            return if known.key == key { Ok(Notices::new()) } else { Err(Status::RESERVATION_CONFLICT) };
         }
         if self.registrants.iter().any(|r| r.host.extended != host.extended) {
             return Err(Status::HOST_ID_INCONSISTENT_FORMAT);
         }
-        if self.registrants.len() >= MOST {
+        let own = self.registrants.iter().filter(|r| r.cntlid == cntlid).count();
+        if own >= ASSURED && self.registrants.len() >= MOST / 2 {
             return Err(Status::NOT_ENOUGH_RESOURCES);
         }
+        let notices = if self.registrants.len() >= MOST { self.make_room()? } else { Notices::new() };
         self.registrants.push(Registrant { host, cntlid, key, session: false });
-        Ok(())
+        Ok(notices)
+    }
+
+    /// Takes out one whose controller is gone, and who is not the one who holds the reservation.
+    fn make_room(&mut self) -> Result<Notices, Status> {
+        let holder = self.held.filter(|held| !held.kind.is_all_registrants()).map(|held| held.holder);
+        let goes = |r: &Registrant| r.cntlid == GONE && Some(r.host) != holder;
+        let at = self.registrants.iter().position(goes).ok_or(Status::NOT_ENOUGH_RESOURCES)?;
+        let gone = self.registrants.remove(at);
+        Ok(notice(&gone, Notice::REGISTRATION_PREEMPTED).into_iter().collect())
     }
 
     /// Takes a registrant out. Its reservation goes with it, which the remaining registrants are told where the type let

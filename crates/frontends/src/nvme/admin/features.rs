@@ -129,7 +129,8 @@ impl Controller {
 
     fn check_get_namespace(&self, fid: FeatureId, allowed: FeatureCapabilities, nsid: NamespaceId) -> Result<(), Status> {
         if !allowed.namespace_specific() {
-            return self.check_controller_scope(nsid);
+            // It is the controller's, whichever namespace is named: only Set Features is refused then (Base 4.4).
+            return if nsid.is_single() { self.check_valid(nsid) } else { Ok(()) };
         }
         let about_reservations =
             matches!(fid, FeatureId::RESERVATION_NOTIFICATION_MASK | FeatureId::RESERVATION_PERSISTENCE);
@@ -139,7 +140,7 @@ impl Controller {
         self.active(nsid).map(|_| ())
     }
 
-    /// A feature of the controller, and the namespace a command names.
+    /// A feature of the controller is to be set, and the namespace a command names.
     fn check_controller_scope(&self, nsid: NamespaceId) -> Result<(), Status> {
         if !nsid.is_single() {
             return Ok(());

@@ -189,23 +189,26 @@ impl Controller {
         if !usable(shadow) || !usable(events) || shadow == events {
             return Err(self.refuse(parameter::DPTR, Status::INVALID_FIELD));
         }
+        // Before they are the ones that count: a worker that takes over carries the command out again, and finds the positions there.
+        self.fill_shadow_doorbells([shadow, events]);
         // Forgets the pages of an earlier configuration.
         self.caches.forget_translations();
         self.state.registers.event_indexes.set(events);
         state::commit();
         self.state.registers.shadow_doorbells.set(shadow);
-        self.fill_shadow_doorbells();
         Ok(done(0))
     }
 
-    /// Gives the queues that exist their positions in the shadow pages.
-    fn fill_shadow_doorbells(&mut self) {
-        let Some((shadow, events)) = self.shadow_segments() else { return };
+    /// Gives the queues that exist their positions in pages that are to be the shadow doorbells and event indexes. They are in the shadow doorbells of
+    /// before, if there are any: what was rung then is old.
+    fn fill_shadow_doorbells(&mut self, pages: [u64; 2]) {
+        let len = (u64::from(self.config.queues) + 1) * 8;
+        let pages = pages.map(|page| self.memory.translate(GuestAddress(page), len, Access::Write));
+        let [Ok(shadow), Ok(events)] = pages else { return };
         for qid in 1..=self.config.queues {
             for (exists, index) in [(self.sq_exists(qid), qid * 2), (self.cq_exists(qid), qid * 2 + 1)] {
                 if exists {
-                    // Relaxed: a doorbell that was rung before this command was submitted, or not used any more.
-                    let value = self.doorbells.words[usize::from(index)].load(std::sync::atomic::Ordering::Relaxed);
+                    let value = self.doorbell(usize::from(index), qid);
                     shadow.store_u32(usize::from(index) * 4, value);
                     events.store_u32(usize::from(index) * 4, value);
                 }

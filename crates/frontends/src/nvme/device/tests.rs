@@ -22,6 +22,7 @@ use millrace_nvme_spec::{
     admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11},
     command::{CommandId, DataPointer, QueueId},
     registers::offset,
+    reservation::{RegisterAction, RegisterData},
     status::Status,
 };
 use millrace_vfio_user::{Client, DmaMap, DmaUnmap, Errno, Mapping, RegionFlags, pci};
@@ -527,6 +528,56 @@ fn an_unmap_has_what_only_waits_for_its_turn_called_off() {
     let status = daemon.status(key);
     assert_eq!((status.phase, status.memory_regions, status.in_flight), (DevicePhase::Ready, 1, 0));
     assert!(!guest.flush().status().is_success(), "commands are taken again");
+}
+
+/// A worker that takes over without a client resets its device before it has namespaces.
+#[test]
+fn a_namespace_that_was_away_when_its_controller_was_reset_has_nothing_of_its_host() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    let volume = MemoryVolume::create("volume", 1 << 20, BlockSize::B512).expect("a volume");
+    let namespace = Namespace::new(volume, identity(1), true);
+    let of_before = Arc::clone(&namespace);
+    daemon.with(key, move |device, _| {
+        let (host, data) = (device.controller.host_key(), RegisterData { crkey: 0, nrkey: 5 });
+        let registered = of_before.reservations().change(
+            1,
+            |_| {},
+            |reservations| reservations.register(host, 1, RegisterAction::REGISTER, false, &data),
+        );
+        registered.expect("there is room");
+        device.attach(None, of_before, false).expect("attached");
+    });
+    assert_eq!(namespace.reservations().now().report(false)[5], 0, "registrants");
+}
+
+/// It was detached, or its volume missing, while its guest started anew.
+#[test]
+fn a_namespace_that_comes_to_an_enabled_controller_has_nothing_of_its_host_before_a_reset() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+    let volume = MemoryVolume::create("volume", 1 << 20, BlockSize::B512).expect("a volume");
+    let namespace = Namespace::new(volume, identity(1), true);
+    let left = daemon.with(key, move |device, _| {
+        assert!(device.controller.cc().en() && device.controller.lifecycle.was_reset);
+        let (host, data) = (device.controller.host_key(), RegisterData { crkey: 0, nrkey: 5 });
+        // After a takeover without a reset the guest is the host that it was.
+        [true, false].map(|was_reset| {
+            device.controller.lifecycle.was_reset = was_reset;
+            let registered = namespace.reservations().change(
+                1,
+                |_| {},
+                |reservations| reservations.register(host, 1, RegisterAction::REGISTER, false, &data),
+            );
+            registered.expect("there is room");
+            let nsid = device.attach(None, Arc::clone(&namespace), false).expect("attached");
+            device.detach(nsid).expect("detached");
+            namespace.reservations().now().report(false)[5]
+        })
+    });
+    assert_eq!(left, [0, 1], "registrants");
 }
 
 /// What waits in the engine of a card, too. (The simulated one's time goes too slowly for a cap that outlasts an unmap's patience.)

@@ -191,7 +191,7 @@ impl Controller {
     }
 
     /// Who the host of this controller is, as reservations see it.
-    fn host_key(&self) -> HostKey {
+    pub(crate) fn host_key(&self) -> HostKey {
         let features = &self.state.features;
         let id = features.host_id.each_ref().map(Cell::get);
         HostKey::new(id, features.host_id_size.get() == 16, self.io.unique)

@@ -3,7 +3,7 @@
 use std::{rc::Rc, sync::Arc};
 
 use millrace_engine::TaskSlot;
-use millrace_memory::{Access, SegmentCursor};
+use millrace_memory::Access;
 use millrace_nvme_spec::{
     command::Sqe,
     reservation::{
@@ -34,8 +34,9 @@ impl Controller {
     ) -> Result<Outcome, Status> {
         let attached = self.reservable(sqe)?;
         let fields = RegisterCdw10::from_bits(sqe.cdw10);
-        // Persistence through power loss is not supported: it can be cleared, not set.
-        if !matches!(fields.cptpl(), ChangePersistence::NO_CHANGE | ChangePersistence::CLEAR) {
+        // There is no persistence through power loss, as Identify and Reservation Report say. It may be asked for, as the Linux kernel always does,
+        // whose own target lets it, too; refused, its block layer could reserve nothing.
+        if !matches!(fields.cptpl(), ChangePersistence::NO_CHANGE | ChangePersistence::CLEAR | ChangePersistence::SET) {
             return Err(self.invalid(10, 30));
         }
         let data: RegisterData = self.reservation_data(sqe)?;
@@ -86,34 +87,38 @@ impl Controller {
 
     /// Reservation Report.
     pub(super) fn reservation_report(&mut self, sqe: &Sqe) -> Result<Outcome, Status> {
-        let attached = Rc::clone(self.namespace(sqe.nsid)?);
+        let attached = self.reserving(sqe)?;
         let extended = ReportCdw11::from_bits(sqe.cdw11).eds();
         if extended != self.host_key().is_extended() {
             // Not an error that is final: the host asks once more, for the other format.
             return Ok(Outcome::Done(Completion { dw0: 0, status: Status::HOST_ID_INCONSISTENT_FORMAT }));
         }
-        let bytes = (u64::from(sqe.cdw10) + 1) * 4;
-        self.check_size(bytes)?;
+        let asked = (u64::from(sqe.cdw10) + 1) * 4;
+        self.check_size(asked)?;
+        let report = attached.namespace.reservations().now().report(extended);
+        // Nothing beyond the report's end is touched, whatever the host asked for (Base 7.8, NUMD).
+        let bytes = asked.min(report.len() as u64);
         self.resolve(sqe, bytes, Access::Write)?;
         self.counters.other_commands += 1;
         self.count_moved(bytes);
-        let report = attached.namespace.reservations().now().report(extended);
         data::copy_out(&self.segments, &report);
-        // What the host asked for beyond the report's end is zero.
-        let mut cursor = SegmentCursor::new(&self.segments);
-        cursor.skip(report.len());
-        cursor.fill_rest(0);
         Ok(Outcome::Done(Completion::SUCCESS))
+    }
+
+    /// The namespace of a command about its reservations: one that can have some, as Identify says (RESCAP).
+    fn reserving(&self, sqe: &Sqe) -> Result<Rc<Attached>, Status> {
+        let attached = self.namespace(sqe.nsid)?;
+        if attached.namespace.is_shared() { Ok(Rc::clone(attached)) } else { Err(self.invalid(1, 0)) }
     }
 
     /// The namespace of a command that changes its reservations. A guest may change them where it only reads (Base 8.1.16: write protection
     /// does not concern them); a session that only reads is a program that is to keep nobody from anything.
     fn reservable(&self, sqe: &Sqe) -> Result<Rc<Attached>, Status> {
-        let attached = self.namespace(sqe.nsid)?;
+        let attached = self.reserving(sqe)?;
         if self.config.session && attached.read_only {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
         }
-        Ok(Rc::clone(attached))
+        Ok(attached)
     }
 
     /// A session's client is gone, or a namespace is taken from it: whoever registered there through this controller is no registrant
@@ -130,6 +135,20 @@ impl Controller {
     pub(crate) fn end_all_registrations(&self) {
         for (_, allocated) in self.namespaces.allocated() {
             self.end_registrations(&allocated.namespace);
+        }
+    }
+
+    /// Whoever registered through this controller without a Host Identifier was its host until the reset that ends, or has ended: the host that
+    /// comes after it is another one (Base 5.1.25.1.28), and has nothing of that.
+    pub(crate) fn end_nameless(&self, namespace: &Arc<Namespace>) {
+        let ended = namespace.reservations().end_controller(self.io.unique);
+        namespace.registrations_ended(ended, &*self.host);
+    }
+
+    /// As [`Self::end_nameless`], of all namespaces.
+    pub(crate) fn end_all_nameless(&self) {
+        for (_, allocated) in self.namespaces.allocated() {
+            self.end_nameless(&allocated.namespace);
         }
     }
 
@@ -150,6 +169,12 @@ impl Controller {
     ) -> Result<Outcome, Status> {
         let namespace = &attached.namespace;
         let (records, at, by) = (&self.records, token.record, self.io.unique);
+        let (host, cntlid) = (self.host_key(), self.config.cntlid);
+        let change = |reservations: &mut Reservations| {
+            let notices = change(reservations)?;
+            reservations.goes_on_by(&host, cntlid);
+            Ok(notices)
+        };
         let notices = {
             let mut ledger = namespace.reservations();
             // The worker before this one may have made the change, and ended while the command waited.

@@ -6,6 +6,7 @@ use std::{
     os::unix::net::UnixStream,
 };
 
+use millrace_backends::MemoryVolume;
 use millrace_block::BlockSize;
 use millrace_memory::{Access, AccessError, PAGE_SIZE};
 use millrace_nvme_spec::{
@@ -25,9 +26,11 @@ use super::*;
 use crate::nvme::{
     Namespace,
     cut::at_every_store,
-    fixture::{FakeGuest, MEMORY_BASE, MEMORY_SIZE, sqe, test_config},
+    fixture::{FakeGuest, MEMORY_BASE, MEMORY_SIZE, identity, sqe, test_config},
+    io::UncorrectableRanges,
+    lasting::Lasting,
     registers::Phase,
-    reservation::{HostKey, Rights},
+    reservation::{HostKey, Ledger, Rights},
 };
 
 // Of what keeper and worker say to each other: what is looked at here.
@@ -218,6 +221,26 @@ fn acquire(namespace: &Namespace, host: HostKey) {
         |reservations| reservations.acquire(host, AcquireAction::ACQUIRE, kind, &data),
     );
     acquired.expect("nobody holds it");
+}
+
+/// An older version let it register; from now on nobody could release what is held.
+#[test]
+fn what_was_reserved_of_a_guests_own_namespace_is_forgotten() {
+    let lasting = Lasting::alone();
+    let file = lasting.file().try_clone_to_owned().expect("a descriptor");
+    let over = |shared, ledger| {
+        let volume = MemoryVolume::create("own", 1 << 20, BlockSize::B512).expect("a volume");
+        Namespace::over(volume, identity(1), shared, ledger, UncorrectableRanges::default())
+    };
+    let namespace = over(true, Ledger::over(lasting));
+    let holder = register(&namespace, [8; 16], 7);
+    acquire(&namespace, holder);
+    let stranger = HostKey::new([9; 16], false, 1);
+    // The last one: it is adopted by its operator.
+    for (shared, rights) in [(true, Rights::NONE), (false, Rights::ALL), (true, Rights::ALL)] {
+        let left = Lasting::over(file.try_clone().expect("a descriptor"));
+        assert_eq!(over(shared, Ledger::over(left)).rights_of(&stranger), rights, "shared: {shared}");
+    }
 }
 
 /// A device was deleted while the volume was not there, and its worker ended before the volume came back.

@@ -4,7 +4,10 @@ use millrace_backends::{
     MemoryVolume,
     fault::{Effect, FaultVolume, Kind, Rule, When},
 };
-use millrace_block::BlockSize;
+use millrace_block::{
+    BlockSize,
+    trace::{self, Event, EventKind, Site},
+};
 use millrace_nvme_spec::{
     opcode::{AdminOpcode, NvmOpcode},
     status::Status,
@@ -168,6 +171,22 @@ fn disable_keeps_rdy_until_nothing_is_in_flight_and_late_completions_are_dropped
     guest.make_queues(1, 16);
     assert!(guest.command(1, sqe(NvmOpcode::FLUSH.0, 1)).status().is_success());
     assert_eq!(guest.poll(1), None);
+}
+
+/// What it drops has no end, and whoever traces the device is not to wait for one.
+#[test]
+fn a_trace_tells_of_a_reset() {
+    let (mut guest, volume) = guest_with_flush_in_flight();
+    let events = Arc::new(trace::Ring::new(64));
+    trace::install(Some(Arc::clone(&events)));
+    guest.controller.trace = Site::new(1, None);
+    guest.write32(offset::CC, ENABLE & !1);
+    volume.release();
+    guest.step_until("not ready", |guest| csts(guest) & RDY == 0);
+    trace::install(None);
+    let mut kinds = Vec::new();
+    while events.drain(64, |words| kinds.push(Event::from_words(words).expect("a known kind").kind)) > 0 {}
+    assert_eq!(kinds, [EventKind::Reset]);
 }
 
 #[test]

@@ -114,6 +114,15 @@ impl Ledger {
         Self { reservations, counts, lasting }
     }
 
+    /// The namespace is one guest's own, and takes no commands about reservations: nobody could release those that an older version let it have.
+    pub(crate) fn forget(mut self) -> Self {
+        if !self.reservations.registrants.is_empty() || self.reservations.held.is_some() {
+            self.reservations = Reservations::default();
+            self.store();
+        }
+        self
+    }
+
     /// The reservations as they are.
     pub(crate) fn now(&self) -> &Reservations {
         &self.reservations
@@ -157,6 +166,13 @@ impl Ledger {
         let notices = self.reservations.end_others(is_there)?;
         self.store();
         Some(notices)
+    }
+
+    /// See [`Reservations::let_go`].
+    pub(crate) fn let_go(&mut self, is_there: impl Fn(u16) -> bool) {
+        if self.reservations.let_go(is_there) {
+            self.store();
+        }
     }
 
     fn store(&mut self) {

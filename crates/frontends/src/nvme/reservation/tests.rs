@@ -74,13 +74,30 @@ fn registering_twice_replacing_and_unregistering() {
         r.register(host(number), 0, RegisterAction::REPLACE, ignore, &RegisterData { crkey, nrkey: 77 })
     };
     assert_eq!(replace(&mut r, 1, false, 9), Err(Status::RESERVATION_CONFLICT));
-    assert_eq!(replace(&mut r, 2, true, 10), Err(Status::RESERVATION_CONFLICT), "not a registrant");
+    assert_eq!(replace(&mut r, 2, false, 10), Err(Status::RESERVATION_CONFLICT), "not a registrant");
     assert_eq!(replace(&mut r, 1, true, 9), Ok(vec![]));
     assert_eq!(unregister(&mut r, 1, 10), Err(Status::RESERVATION_CONFLICT));
     assert_eq!(unregister(&mut r, 1, 77), Ok(vec![]));
     assert_eq!(unregister(&mut r, 1, 77), Err(Status::RESERVATION_CONFLICT));
     let bad = r.register(host(1), 0, RegisterAction(3), false, &RegisterData::default());
     assert_eq!(bad, Err(Status::INVALID_FIELD));
+}
+
+/// Base 7.6, IEKEY: nor does the absence of a key cause an error.
+#[test]
+fn who_ignores_the_key_needs_none() {
+    let mut r = held(Type::WRITE_EXCLUSIVE);
+    let generation = r.generation;
+    let ignoring =
+        |r: &mut Reservations, host, action| r.register(host, 9, action, true, &RegisterData { crkey: 5, nrkey: 77 });
+    assert_eq!(ignoring(&mut r, host(9), RegisterAction::UNREGISTER), Ok(vec![]), "it was none");
+    assert_eq!((r.find(&host(9)).is_none(), r.registrants.len(), r.generation), (true, 3, generation + 1));
+    // It was preempted, say, and comes back.
+    assert_eq!(ignoring(&mut r, host(9), RegisterAction::REPLACE), Ok(vec![]));
+    assert_eq!(r.find(&host(9)).map(|r| (r.key, r.cntlid)), Some((77, 9)));
+    assert_eq!((r.generation, r.rights(&host(9))), (generation + 2, Rights::READ));
+    let long = HostKey::new([5; 16], true, 1);
+    assert_eq!(ignoring(&mut r, long, RegisterAction::REPLACE), Err(Status::HOST_ID_INCONSISTENT_FORMAT));
 }
 
 #[test]
@@ -244,15 +261,47 @@ fn the_report_says_it_all() {
 }
 
 #[test]
-fn registrants_have_a_limit() {
-    let mut r = Reservations::default();
-    for i in 0..MOST as u64 {
-        let key = HostKey::new((i as u128 + 1).to_le_bytes(), true, 1);
-        r.register(key, 1, RegisterAction::REGISTER, false, &RegisterData::default()).expect("room");
+fn registrants_have_a_limit_and_one_controller_leaves_room_for_others() {
+    let (mut r, mut number) = (Reservations::default(), 0_u128);
+    let mut one_more = |cntlid| {
+        number += 1;
+        let host = HostKey::new(number.to_le_bytes(), true, 1);
+        r.register(host, cntlid, RegisterAction::REGISTER, false, &RegisterData::default())
+    };
+    let mut until_refused = |cntlid| (0..=MOST).take_while(|_| one_more(cntlid).is_ok()).count();
+    assert_eq!(until_refused(1), MOST / 2);
+    for cntlid in 2..18 {
+        assert_eq!(until_refused(cntlid), ASSURED, "controller {cntlid}");
     }
-    let one_more = HostKey::new([0xff; 16], true, 1);
-    let result = r.register(one_more, 1, RegisterAction::REGISTER, false, &RegisterData::default());
-    assert_eq!(result, Err(Status::NOT_ENOUGH_RESOURCES));
+    assert_eq!(one_more(18), Err(Status::NOT_ENOUGH_RESOURCES), "there is no room at all");
+}
+
+#[test]
+fn who_registered_through_a_controller_that_is_gone_makes_room() {
+    let mut r = Reservations::default();
+    let long = |number: u128| HostKey::new(number.to_le_bytes(), true, 1);
+    let register = |r: &mut Reservations, number, cntlid| {
+        r.register(long(number), cntlid, RegisterAction::REGISTER, false, &RegisterData { crkey: 0, nrkey: 5 })
+    };
+    for number in 1..=MOST as u128 {
+        assert_eq!(register(&mut r, number, (number / 8) as u16), Ok(vec![]));
+    }
+    let data = AcquireData { crkey: 5, prkey: 0 };
+    assert_eq!(r.acquire(long(8), AcquireAction::ACQUIRE, Type::EXCLUSIVE_ACCESS, &data), Ok(vec![]));
+    assert_eq!(register(&mut r, 1000, 40), Err(Status::NOT_ENOUGH_RESOURCES));
+    // Of hosts 8 to 15 the first holds the reservation, and the second comes back by another controller.
+    assert_eq!([1, 1].map(|gone| r.let_go(|cntlid| cntlid != gone)), [true, false]);
+    assert_eq!((register(&mut r, 9, 41), r.registrants.len()), (Ok(vec![]), MOST), "they are registered still");
+    r.goes_on_by(&long(9), 41);
+    for number in 10..16_u128 {
+        let told = vec![(number.to_le_bytes(), Notice::REGISTRATION_PREEMPTED.0)];
+        assert_eq!(register(&mut r, 1000 + number, 40), Ok(told));
+    }
+    assert_eq!(register(&mut r, 2000, 42), Err(Status::NOT_ENOUGH_RESOURCES), "nobody else is gone");
+    assert!(r.let_go(|cntlid| cntlid != 2));
+    assert_eq!(register(&mut r, 2000, 3), Err(Status::NOT_ENOUGH_RESOURCES), "it has its share");
+    assert!([8, 9].iter().all(|number| r.find(&long(*number)).is_some()));
+    assert_eq!((r.rights(&long(8)), r.registrants.len()), (Rights::ALL, MOST));
 }
 
 #[derive(Clone, Debug)]

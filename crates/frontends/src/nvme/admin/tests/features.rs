@@ -240,12 +240,20 @@ fn namespaces_have_features_of_their_own() {
     expect(&mut guest, of(get(FeatureId::ERROR_RECOVERY, 0, 0), u32::MAX), Status::INVALID_NAMESPACE_OR_FORMAT);
     expect(&mut guest, of(get(FeatureId::RESERVATION_NOTIFICATION_MASK, 0, 0), u32::MAX), Status::INVALID_FIELD);
     expect(&mut guest, of(get(FeatureId::RESERVATION_PERSISTENCE, 0, 0), u32::MAX), Status::INVALID_FIELD);
-    // And the controller's belong to no namespace.
+    // And the controller's belong to no namespace: they are not set for one, and are the same for all.
+    expect(&mut guest, set(FeatureId::ARBITRATION, 3), Status::SUCCESS);
+    for select in SELECTS {
+        let value = expect(&mut guest, get(FeatureId::ARBITRATION, select, 0), Status::SUCCESS);
+        for nsid in [1, 3, u32::MAX] {
+            assert_eq!(expect(&mut guest, of(get(FeatureId::ARBITRATION, select, 0), nsid), Status::SUCCESS), value);
+        }
+    }
     for nsid in [1, 3] {
         expect(&mut guest, of(set(FeatureId::ARBITRATION, 0), nsid), Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
-        expect(&mut guest, of(get(FeatureId::ARBITRATION, 0, 0), nsid), Status::FEATURE_NOT_NAMESPACE_SPECIFIC);
     }
-    expect(&mut guest, of(set(FeatureId::ARBITRATION, 0), 65), Status::INVALID_NAMESPACE_OR_FORMAT);
+    for command in [get(FeatureId::ARBITRATION, 0, 0), set(FeatureId::ARBITRATION, 0)] {
+        expect(&mut guest, of(command, 65), Status::INVALID_NAMESPACE_OR_FORMAT);
+    }
     expect(&mut guest, of(set(FeatureId::ARBITRATION, 0), u32::MAX), Status::SUCCESS);
 }
 

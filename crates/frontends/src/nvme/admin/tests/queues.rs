@@ -251,6 +251,15 @@ fn shadow_doorbells_are_checked_and_start_where_the_queues_are() {
     // From now on the shadow counts.
     guest.push(1, read);
     guest.write_value(shadow + 8, &4u32);
+    assert_eq!(code(&guest.wait_shadow(1, shadow)), Status::SUCCESS);
+    // Other pages begin where these are, and not where the guest rang last.
+    let (shadow, events) = (guest.alloc_pages(1), guest.alloc_pages(1));
+    guest.push(1, read);
+    expect(&mut guest, config(shadow, events), Status::SUCCESS);
+    assert_eq!(guest.read_value::<[u32; 4]>(shadow), [0, 0, 4, 4]);
+    guest.settle();
+    assert!(guest.poll(1).is_none(), "nothing is carried out again");
+    guest.write_value(shadow + 8, &5u32);
     assert_eq!(code(&guest.wait(1)), Status::SUCCESS);
     // A reset ends it.
     guest.disable();

@@ -1,7 +1,9 @@
 //! Reservations by command, between two guests that share a namespace.
 
 use millrace_nvme_spec::{
+    command::DataPointer,
     log::ReservationNotificationType as Notice,
+    registers::offset,
     reservation::{
         AcquireAction, AcquireCdw10, AcquireData, ChangePersistence, RegisterAction, RegisterCdw10, RegisterData,
         RegisteredController, ReleaseAction, ReleaseCdw10, ReleaseData, ReportCdw11, ReservationStatus,
@@ -12,7 +14,7 @@ use zerocopy::FromBytes;
 
 use super::super::super::{
     Config,
-    fixture::{HostCall, identity, test_config},
+    fixture::{HeldVolume, HostCall, identity, test_config},
     namespace::Allocated,
 };
 use super::*;
@@ -167,7 +169,8 @@ fn wrong_fields() {
     let refused = Status::INVALID_FIELD;
     fails(register(&mut one, RegisterAction(5), false, 0, 11), refused);
     let mut persist = sqe(NvmOpcode::RESERVATION_REGISTER.0, 1);
-    for (cptpl, ok) in [(1, false), (3, false), (2, true)] {
+    // To set it is asked for by Linux each time: it is let, and stays as it is.
+    for (cptpl, ok) in [(1, false), (3, true), (2, true)] {
         persist.cdw10 = RegisterCdw10::new().with_cptpl(ChangePersistence(cptpl)).into_bits();
         let cqe = one.command_writing(1, persist, RegisterData { crkey: 0, nrkey: 11 }.as_bytes());
         assert_eq!(cqe.status(), if ok { Status::SUCCESS } else { refused.do_not_retry().with_more(true) });
@@ -186,21 +189,25 @@ fn wrong_fields() {
 }
 
 #[test]
-fn reports_are_cut_and_filled_to_the_length_asked_for() {
+fn reports_are_cut_to_the_length_asked_for_and_no_longer_than_they_are() {
     let [mut one, mut two] = pair();
     succeeds(register(&mut one, RegisterAction::REGISTER, false, 0, 11));
     succeeds(register(&mut two, RegisterAction::REGISTER, false, 0, 22));
     succeeds(acquire(&mut two, AcquireAction::ACQUIRE, Type::EXCLUSIVE_ACCESS, 22, 0));
     let mut sqe = sqe(NvmOpcode::RESERVATION_REPORT.0, 1);
-    sqe.cdw10 = 4096 / 4 - 1;
-    let (cqe, report) = one.command_reading(1, sqe, 4096);
-    succeeds(cqe);
+    // Its second page is nowhere, and is not touched.
+    let buffer = one.alloc_pages(1);
+    one.write(buffer, &[0xaa; 4096]);
+    (sqe.cdw10, sqe.dptr) = (8192 / 4 - 1, DataPointer::prps(buffer, 0x1000));
+    succeeds(one.command(1, sqe));
+    let report = one.read(buffer, 4096);
     let (status, rest) = ReservationStatus::read_from_prefix(&report).expect("a header");
     assert_eq!((status.generation, status.rtype, status.registrants.get()), (2, Type::EXCLUSIVE_ACCESS, 2));
+    assert_eq!(status.ptpls, 0);
     let (entries, rest) = <[RegisteredController]>::ref_from_prefix_with_elems(rest, 2).expect("entries");
     let seen: Vec<_> = entries.iter().map(|e| (e.rcsts.holds(), e.hostid, e.rkey)).collect();
     assert_eq!(seen, [(false, 1, 11), (true, 2, 22)]);
-    assert!(rest.iter().all(|&byte| byte == 0));
+    assert!(rest.iter().all(|&byte| byte == 0xaa));
     sqe.cdw10 = 0;
     let (cqe, header) = one.command_reading(1, sqe, 8);
     succeeds(cqe);
@@ -211,6 +218,118 @@ fn reports_are_cut_and_filled_to_the_length_asked_for() {
     sqe.cdw11 = 0;
     sqe.cdw10 = u32::MAX;
     fails(one.command(1, sqe), Status::INVALID_FIELD);
+}
+
+#[test]
+fn a_namespace_that_is_one_guests_own_has_no_reservations() {
+    let mut guest = guest(BlockSize::B512);
+    let refused = Status::INVALID_FIELD;
+    fails(register(&mut guest, RegisterAction::REGISTER, false, 0, 11), refused);
+    fails(acquire(&mut guest, AcquireAction::ACQUIRE, Type::EXCLUSIVE_ACCESS, 11, 0), refused);
+    fails(release(&mut guest, ReleaseAction::CLEAR, Type::EXCLUSIVE_ACCESS, 11), refused);
+    fails(guest.command_reading(1, sqe(NvmOpcode::RESERVATION_REPORT.0, 1), 4).0, refused);
+    guest.controller.namespaces.get(1).expect("attached").namespace.share();
+    succeeds(register(&mut guest, RegisterAction::REGISTER, false, 0, 11));
+    assert_eq!(report(&mut guest), (1, Type::NONE));
+}
+
+#[test]
+fn who_has_no_key_registers_by_one_that_is_ignored() {
+    let [mut one, mut two] = pair();
+    succeeds(register(&mut one, RegisterAction::REGISTER, false, 0, 11));
+    succeeds(acquire(&mut one, AcquireAction::ACQUIRE, Type::WRITE_EXCLUSIVE_REGISTRANTS_ONLY, 11, 0));
+    fails(write(&mut two, 0, &[2; 512]), Status::RESERVATION_CONFLICT);
+    fails(register(&mut two, RegisterAction::REPLACE, false, 22, 23), Status::RESERVATION_CONFLICT);
+    succeeds(register(&mut two, RegisterAction::REPLACE, true, 22, 23));
+    succeeds(write(&mut two, 0, &[2; 512]));
+    assert_eq!(report(&mut one), (2, Type::WRITE_EXCLUSIVE_REGISTRANTS_ONLY));
+    for _ in 0..2 {
+        succeeds(register(&mut two, RegisterAction::UNREGISTER, true, 99, 0));
+        assert_eq!(report(&mut one), (1, Type::WRITE_EXCLUSIVE_REGISTRANTS_ONLY));
+    }
+}
+
+/// Base 5.1.25.1.28; what was registered under an identifier persists (Base 8.1.22).
+#[test]
+fn a_host_without_an_identifier_is_another_one_after_a_reset() {
+    let [mut one, mut two] = pair();
+    let conflict = Status::RESERVATION_CONFLICT;
+    for (host, stays) in [(0, false), (1, true)] {
+        set_host(&mut one, host);
+        succeeds(register(&mut one, RegisterAction::REGISTER, false, 0, 11));
+        succeeds(acquire(&mut one, AcquireAction::ACQUIRE, Type::EXCLUSIVE_ACCESS, 11, 0));
+        fails(write(&mut two, 0, &[2; 512]), conflict);
+        one.disable();
+        let kept = if stays { (1, Type::EXCLUSIVE_ACCESS) } else { (0, Type::NONE) };
+        assert_eq!(report(&mut two), kept, "host {host}");
+        one.enable();
+        one.make_queues(1, 64);
+        for guest in [&mut one, &mut two] {
+            if stays { fails(write(guest, 0, &[3; 512]), conflict) } else { succeeds(write(guest, 0, &[3; 512])) }
+        }
+    }
+    set_host(&mut one, 1);
+    succeeds(write(&mut one, 0, &[3; 512]));
+}
+
+/// Else whom it shut out could write before them.
+#[test]
+fn a_host_without_an_identifier_holds_until_its_writes_have_ended() {
+    let volume = MemoryVolume::create("shared", SIZE, BlockSize::B512).expect("a volume");
+    let held = HeldVolume::new(volume);
+    let namespace = Namespace::new(Arc::clone(&held) as Arc<dyn millrace_block::Volume>, identity(1), true);
+    let [mut one, mut two] = [1, 2].map(|_| {
+        let mut guest = FakeGuest::boot();
+        guest.add_namespace(1, &namespace);
+        guest.make_queues(1, 64);
+        guest
+    });
+    succeeds(register(&mut one, RegisterAction::REGISTER, false, 0, 11));
+    succeeds(acquire(&mut one, AcquireAction::ACQUIRE, Type::EXCLUSIVE_ACCESS, 11, 0));
+    let buffer = one.alloc_pages(1);
+    one.write(buffer, &[1; 512]);
+    let mut slow = command(NvmOpcode::WRITE, 0, 1);
+    slow.dptr = one.prps(buffer, 512);
+    held.hold();
+    one.submit(1, slow);
+    one.step_until("it to be under way", |_| held.waiting() == 1);
+    let cc = one.read32(offset::CC);
+    one.write32(offset::CC, cc & !1);
+    for _ in 0..10 {
+        one.step();
+    }
+    fails(write(&mut two, 0, &[2; 512]), Status::RESERVATION_CONFLICT);
+    held.release();
+    one.step_until("not ready", |guest| guest.read32(offset::CSTS) & 1 == 0);
+    succeeds(write(&mut two, 0, &[2; 512]));
+    assert_eq!(read(&mut two, 0, 512), [2; 512]);
+}
+
+/// The controller that it registered through is there no more: it makes room for nobody while it goes on by another one.
+#[test]
+fn who_acquires_or_releases_by_another_controller_is_there_again() {
+    let [mut one, _] = pair();
+    let cntlid = one.controller.config.cntlid;
+    let namespace = Arc::clone(&one.controller.namespaces.get(1).expect("attached").namespace);
+    succeeds(register(&mut one, RegisterAction::REGISTER, false, 0, 11));
+    for acquires in [true, false] {
+        namespace.forget_controller(cntlid, &*one.host);
+        assert_eq!(registered_through(&namespace), u16::MAX);
+        let cqe = if acquires {
+            acquire(&mut one, AcquireAction::ACQUIRE, Type::WRITE_EXCLUSIVE, 11, 0)
+        } else {
+            release(&mut one, ReleaseAction::RELEASE, Type::WRITE_EXCLUSIVE, 11)
+        };
+        succeeds(cqe);
+        assert_eq!(registered_through(&namespace), cntlid, "acquires: {acquires}");
+    }
+}
+
+/// The controller of the first registrant.
+fn registered_through(namespace: &Namespace) -> u16 {
+    let report = namespace.reservations().now().report(false);
+    let (_, entries) = ReservationStatus::read_from_prefix(&report).expect("a header");
+    RegisteredController::read_from_prefix(entries).expect("an entry").0.cntlid.0
 }
 
 /// A program's controller.
