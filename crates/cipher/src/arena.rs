@@ -128,6 +128,8 @@ impl Arena {
 /// `len` zeroed bytes, aligned to 16.
 pub(crate) fn allocate(len: usize) -> Result<NonNull<u8>, CipherError> {
     let too_long = || CipherError::Memory(io::Error::from_raw_os_error(libc::ENOMEM));
+    #[cfg(test)]
+    limit::take_one().ok_or_else(too_long)?;
     let class = class_of(len).ok_or_else(too_long)?;
     let piece = ARENA.lock().unwrap_or_else(PoisonError::into_inner).take(class).map_err(CipherError::Memory)?;
     // SAFETY: the piece is ours, aligned to 16, and longer than its header.
@@ -161,6 +163,26 @@ pub(crate) unsafe fn free(place: NonNull<u8>) {
     // SAFETY: the header lies right before the place.
     let piece = unsafe { place.as_ptr().sub(HEADER) };
     ARENA.lock().unwrap_or_else(PoisonError::into_inner).give(piece, class);
+}
+
+/// Has the arena run out of memory, for a test's thread.
+#[cfg(test)]
+pub(crate) mod limit {
+    use std::cell::Cell;
+
+    thread_local! {
+        static LEFT: Cell<u32> = const { Cell::new(u32::MAX) };
+    }
+
+    /// So many more pieces are there for the calling thread.
+    pub(crate) fn set(pieces: u32) {
+        LEFT.set(pieces);
+    }
+
+    pub(super) fn take_one() -> Option<()> {
+        LEFT.set(LEFT.get().checked_sub(1)?);
+        Some(())
+    }
 }
 
 #[cfg(test)]

@@ -29,9 +29,9 @@ pub enum CipherError {
 /// Why a key could not be had from its source.
 #[derive(Debug, Error)]
 pub enum KeyError {
-    /// The text names no source.
+    /// The text names no source. It is not here: it may be a key.
     #[error(
-        "{0:?} names no source of a key; file:PATH, keyring:NAME and command:PROGRAM are possible, where PATH and PROGRAM are absolute \
+        "{0} names no source of a key; file:PATH, keyring:NAME and command:PROGRAM are possible, where PATH and PROGRAM are absolute \
          (begin with /)"
     )]
     Source(String),

@@ -28,6 +28,9 @@ use crate::{error::KeyError, secret::Secret};
 /// Bytes that a source may give: 64 digits and a line end, with room to tell that there are too many.
 const MOST: usize = 80;
 
+/// Letters of the longest kind of source.
+const LONGEST_KIND: usize = "keyring".len();
+
 /// How long a key command may take: whoever opens a volume waits for it.
 const LIMIT: Duration = Duration::from_secs(10);
 /// How often is looked whether one has ended.
@@ -105,7 +108,11 @@ impl FromStr for KeySource {
             Some(("file", path)) if path.starts_with('/') => Ok(Self::File(path.into())),
             Some(("keyring", name)) if !name.is_empty() && !name.contains('\0') => Ok(Self::Keyring(name.to_owned())),
             Some(("command", line)) if line.starts_with('/') => Ok(Self::Command(line.to_owned())),
-            _ => Err(KeyError::Source(text.to_owned())),
+            // What stands behind the colon, or without one, may be a key itself.
+            Some((kind, _)) if kind.len() <= LONGEST_KIND && kind.bytes().all(|letter| letter.is_ascii_lowercase()) => {
+                Err(KeyError::Source(format!("\"{kind}:…\"")))
+            }
+            _ => Err(KeyError::Source("what stands there (it is not shown, for it may be a key)".to_owned())),
         }
     }
 }

@@ -1,6 +1,12 @@
 //! AES-256-XTS (IEEE 1619, NIST SP 800-38E): each data unit is a block, its tweak the block's number as 16 bytes, little-endian.
 
-use std::{cell::UnsafeCell, ffi::c_int, fmt, ptr::null_mut};
+use std::{
+    cell::UnsafeCell,
+    ffi::c_int,
+    fmt, io,
+    ptr::null_mut,
+    sync::{Mutex, PoisonError},
+};
 
 use aws_lc_sys::{EVP_CIPHER_CTX, EVP_CIPHER_CTX_free, EVP_CIPHER_CTX_new, EVP_Cipher, EVP_CipherInit_ex, EVP_aes_256_xts};
 use millrace_block::PerShard;
@@ -18,19 +24,25 @@ enum Direction {
 /// A key's schedule for one direction, with the place of its tweak. Owned by one thread at a time.
 struct Context(*mut EVP_CIPHER_CTX);
 
+// SAFETY: it has no ties to the thread that made it.
+unsafe impl Send for Context {}
+
 impl Context {
+    /// The key's halves differ.
     fn new(key: &Secret<64>, direction: Direction) -> Result<Self, CipherError> {
         library::init();
+        let no_memory = || CipherError::Memory(io::Error::from_raw_os_error(libc::ENOMEM));
         // SAFETY: the call allocates, or returns null.
         let context = Self(unsafe { EVP_CIPHER_CTX_new() });
         if context.0.is_null() {
-            return Err(CipherError::Memory(std::io::Error::from_raw_os_error(libc::ENOMEM)));
+            return Err(no_memory());
         }
         let tweak = [0; 16];
         let (key, way) = (key.bytes().as_ptr(), direction as c_int);
         // SAFETY: the context was just made; key and tweak have the 64 and 16 bytes that this cipher takes.
         let set = unsafe { EVP_CipherInit_ex(context.0, EVP_aes_256_xts(), null_mut(), key, tweak.as_ptr(), way) };
-        if set == 1 { Ok(context) } else { Err(CipherError::WeakKey) }
+        // Of such a key the library refuses the memory alone, which it allocates for the schedule.
+        if set == 1 { Ok(context) } else { Err(no_memory()) }
     }
 
     /// One data unit.
@@ -54,41 +66,65 @@ impl Drop for Context {
     }
 }
 
+/// A shard that had no memory for a context of its own tries again after so many requests.
+const TRY_AGAIN: u32 = 1000;
+
 /// One shard's contexts, made when they are first needed.
 #[derive(Default)]
-struct Place(UnsafeCell<[Option<Context>; 2]>);
+struct Own {
+    contexts: [Option<Context>; 2],
+    /// Requests until memory is asked for again.
+    patience: u32,
+}
 
-// SAFETY: `Library::with` hands the contexts to one thread at a time; they have no ties to the thread that made them.
-unsafe impl Send for Place {}
-// SAFETY: as above.
+impl Own {
+    fn context(&mut self, key: &Secret<64>, direction: Direction) -> Option<&mut Context> {
+        let context = &mut self.contexts[direction as usize];
+        match (context.is_some(), self.patience) {
+            (true, _) => {}
+            (false, 0) => {
+                *context = Context::new(key, direction).ok();
+                self.patience = if context.is_some() { 0 } else { TRY_AGAIN };
+            }
+            (false, left) => self.patience = left - 1,
+        }
+        context.as_mut()
+    }
+}
+
+/// A shard's place.
+#[derive(Default)]
+struct Place(UnsafeCell<Own>);
+
+// SAFETY: `Library::with` hands what is in it to the one thread whose place it is.
 unsafe impl Sync for Place {}
 
 /// The C library's implementation, for processors without the instructions of ours.
 struct Library {
     places: PerShard<Place>,
-    /// Taken by threads that share a place.
-    shared: std::sync::Mutex<()>,
+    /// For threads without a place of their own, and for shards without the memory: what can fail fails when it is made and not under a
+    /// request.
+    common: Mutex<[Context; 2]>,
 }
 
 impl Library {
     fn new(key: &Secret<64>) -> Result<Self, CipherError> {
-        // What can fail fails here and not under a request.
-        let (first, second) = (Context::new(key, Direction::Encrypt)?, Context::new(key, Direction::Decrypt)?);
-        let library = Self { places: PerShard::default(), shared: std::sync::Mutex::default() };
-        library.with(key, Direction::Encrypt, |context| *context = first);
-        library.with(key, Direction::Decrypt, |context| *context = second);
-        Ok(library)
+        // In the order of their numbers.
+        let common = [Context::new(key, Direction::Decrypt)?, Context::new(key, Direction::Encrypt)?];
+        Ok(Self { places: PerShard::default(), common: Mutex::new(common) })
     }
 
     fn with<R>(&self, key: &Secret<64>, direction: Direction, work: impl FnOnce(&mut Context) -> R) -> R {
-        let (place, own) = self.places.here();
-        let _turn = (!own).then(|| self.shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
-        // SAFETY: the place is this shard's own, or the lock is held; `work` only ciphers, and does not come here again.
-        let contexts = unsafe { &mut *place.0.get() };
-        let context = &mut contexts[direction as usize];
-        // Locked memory for one more context: a shard's first request to the volume.
-        let make = || Context::new(key, direction).expect("locked memory for a shard's cipher");
-        work(context.get_or_insert_with(make))
+        let (place, is_own) = self.places.here();
+        if is_own {
+            // SAFETY: the place is this shard's own; `work` only ciphers, and does not come here again.
+            let own = unsafe { &mut *place.0.get() };
+            if let Some(context) = own.context(key, direction) {
+                return work(context);
+            }
+        }
+        let mut common = self.common.lock().unwrap_or_else(PoisonError::into_inner);
+        work(&mut common[direction as usize])
     }
 }
 

@@ -65,6 +65,7 @@ impl CidTable {
     }
 
     /// Number of identifiers that are not free.
+    #[inline]
     pub(crate) fn in_flight(&self) -> usize {
         self.states.len() - self.free.len()
     }

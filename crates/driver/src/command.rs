@@ -21,11 +21,13 @@ impl Command {
     }
 
     /// A command of the NVM command set without data, all other fields zero.
+    #[inline]
     pub fn nvm(opcode: NvmOpcode) -> Self {
         Self { sqe: Sqe { opcode: opcode.0, ..Sqe::new_zeroed() }, data: None }
     }
 
     /// The same command with data.
+    #[inline]
     pub fn with_data(mut self, data: DmaRange) -> Self {
         self.data = Some(data);
         self

@@ -186,6 +186,7 @@ pub struct DmaBuffer {
 
 impl DmaBuffer {
     /// Length in bytes, a multiple of [`PAGE_SIZE`].
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -196,6 +197,7 @@ impl DmaBuffer {
     }
 
     /// The first byte's address as the device sees it.
+    #[inline]
     pub fn iova(&self) -> u64 {
         self.pool.iova + self.offset as u64
     }
@@ -207,6 +209,7 @@ impl DmaBuffer {
 
     /// Where the first byte is mapped in this process. The pages stay mapped while the buffer lives, and the device may change them at any
     /// instant: for those who hand memory out to programs that know this.
+    #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         // An offset within the mapping, by construction.
         self.pool.mapping.as_ptr().wrapping_add(self.offset)
@@ -216,6 +219,7 @@ impl DmaBuffer {
     ///
     /// # Panics
     /// When they do not lie within the buffer.
+    #[inline]
     pub fn slice(&self, offset: usize, len: usize) -> DmaRange {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{len} bytes at {offset} of {}", self.len);
         DmaRange { iova: self.iova() + offset as u64, len }

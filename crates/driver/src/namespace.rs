@@ -151,9 +151,22 @@ impl Namespace {
         self.nsid
     }
 
-    /// Bytes of a block.
+    /// Bytes of a block: a power of two.
+    #[inline]
     pub fn block_size(&self) -> u32 {
         self.block_size
+    }
+
+    /// How many whole blocks so many bytes are.
+    #[inline]
+    pub fn blocks(&self, bytes: u64) -> u64 {
+        bytes >> self.block_size.trailing_zeros()
+    }
+
+    /// Whether so many bytes are whole blocks.
+    #[inline]
+    pub fn is_whole(&self, bytes: u64) -> bool {
+        bytes & (u64::from(self.block_size) - 1) == 0
     }
 
     /// Number of blocks.
@@ -164,9 +177,10 @@ impl Namespace {
     }
 
     /// Takes over the size of the same namespace as it was identified later; false: its blocks are not the same any more, so that no
-    /// command is made from now on: it would move more bytes, or fewer, than it has memory for.
+    /// command is made from now on: it would move more bytes, or fewer, than it has memory for, or those of another namespace, which has come in
+    /// the place of this one.
     pub fn follow(&self, later: &Self) -> bool {
-        let same = later.shape() == self.shape();
+        let same = later.shape() == self.shape() && !self.is_another(later);
         self.size.store(if same { later.size().0 } else { 0 }, Ordering::Relaxed);
         same
     }
@@ -178,12 +192,21 @@ impl Namespace {
         (self.nsid, self.block_size, metadata, identify.dps.pit())
     }
 
+    /// Whether it has another globally unique identifier, of those that are known of both. A namespace keeps them as long as it is there.
+    fn is_another(&self, later: &Self) -> bool {
+        let is_known = |id: &[u8]| id.iter().any(|byte| *byte != 0);
+        let differs = |before: &[u8], now: &[u8]| before != now && is_known(before) && is_known(now);
+        let (before, now) = (&self.identify, &later.identify);
+        differs(&before.nguid, &now.nguid) || differs(&before.eui64, &now.eui64)
+    }
+
     /// It has a format that is not known: no command is made from now on, as when [`follow`](Self::follow) finds other blocks.
     pub fn forsake(&self) {
         self.size.store(0, Ordering::Relaxed);
     }
 
     /// The most bytes that one command may move: the controller's limit, or the driver's if that is less.
+    #[inline]
     pub fn max_transfer(&self) -> u64 {
         self.max_transfer
     }
@@ -200,6 +223,7 @@ impl Namespace {
     }
 
     /// The number of blocks as a command carries it, 0's based, if the range is within the namespace.
+    #[inline]
     fn check(&self, lba: Lba, count: BlockCount) -> Result<u16, CommandError> {
         let blocks = u32::try_from(count.0).ok().and_then(to_zeros_based);
         let nlb_z = blocks.ok_or(CommandError::BadCount(count))?;
@@ -210,6 +234,7 @@ impl Namespace {
         }
     }
 
+    #[inline]
     fn ranged(&self, opcode: NvmOpcode, lba: Lba, count: BlockCount) -> Result<Command, CommandError> {
         let nlb_z = self.check(lba, count)?;
         let mut command = Command::nvm(opcode);
@@ -221,11 +246,13 @@ impl Namespace {
     }
 
     /// Whether blocks have protection information.
+    #[inline]
     fn is_protected(&self) -> bool {
         self.identify.dps.pit() != 0
     }
 
     /// What the controller is to do with protection information that nobody here wants to see.
+    #[inline]
     fn left_to_controller(&self, opcode: NvmOpcode) -> ProtectionInfo {
         let (reads, acts) = match opcode {
             NvmOpcode::READ | NvmOpcode::COMPARE => (true, true),
@@ -238,15 +265,17 @@ impl Namespace {
     }
 
     /// The reference tag of a block: by its number, which type 1 wants.
+    #[inline]
     fn reference(&self, lba: Lba) -> u32 {
         if self.is_protected() { lba.0 as u32 } else { 0 }
     }
 
+    #[inline]
     fn transfer(&self, opcode: NvmOpcode, lba: Lba, data: DmaRange) -> Result<Command, CommandError> {
         let len = data.len as u64;
-        let count = BlockCount(len / u64::from(self.block_size));
+        let count = BlockCount(self.blocks(len));
         let command = self.ranged(opcode, lba, count)?;
-        if !len.is_multiple_of(u64::from(self.block_size)) {
+        if !self.is_whole(len) {
             return Err(CommandError::BufferLength { len, expected: count.0 * u64::from(self.block_size) });
         }
         if len > self.max_transfer {
@@ -256,11 +285,13 @@ impl Namespace {
     }
 
     /// Read (NVM 3.3.4) of as many blocks as `data` holds.
+    #[inline]
     pub fn read(&self, lba: Lba, data: DmaRange) -> Result<Command, CommandError> {
         self.transfer(NvmOpcode::READ, lba, data)
     }
 
     /// Write (NVM 3.3.6) of the blocks in `data`.
+    #[inline]
     pub fn write(&self, lba: Lba, data: DmaRange) -> Result<Command, CommandError> {
         self.transfer(NvmOpcode::WRITE, lba, data)
     }

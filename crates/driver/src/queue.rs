@@ -315,16 +315,19 @@ impl QueuePair {
     }
 
     /// Entries of each queue.
+    #[inline]
     pub fn entries(&self) -> u32 {
         self.sq.ring.entries()
     }
 
     /// Commands that may be in flight: one less than the entries. Command identifiers are below it.
+    #[inline]
     pub fn capacity(&self) -> usize {
         self.entries() as usize - 1
     }
 
     /// Commands in flight that [`submit`](Self::submit) put there.
+    #[inline]
     pub fn in_flight(&self) -> usize {
         self.cids.in_flight()
     }
@@ -466,7 +469,12 @@ impl QueuePair {
     pub fn ring(&mut self) -> Result<(), QueueError> {
         // The head first: a controller that waits for room to complete has it before it sees more commands.
         let qid = self.id;
+        let is_new = self.sq.tail != self.sq.rung;
         let rung = self.cq.ring().and_then(|()| self.sq.ring());
+        if is_new && !self.sq.in_controller {
+            // The next command's entry is on its way while the program does something else.
+            self.sq.ring.prefetch_to_write(u32::from(self.sq.tail));
+        }
         rung.map_err(|source| QueueError::Transport { qid, source })
     }
 

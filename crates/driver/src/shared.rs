@@ -104,6 +104,12 @@ impl<T: Copy> SharedRing<T> {
         }
     }
 
+    /// Brings an entry near as one that will be written: the device has read it a lap ago, and gives it up once.
+    #[inline]
+    pub(crate) fn prefetch_to_write(&self, index: u32) {
+        millrace_memory::prefetch_to_write(self.at(index).cast::<u8>());
+    }
+
     /// Loads the 64-bit word `word` of an entry with `Acquire`: what the device wrote before it is then visible.
     #[inline]
     pub(crate) fn load_word(&self, index: u32, word: usize) -> u64 {

@@ -15,6 +15,7 @@ use crate::{
     legs::{self, Leg},
     locks::{OwnLines, Turn, until_at_last},
     losses::Losses,
+    record::Region,
     service::ServiceError,
 };
 
@@ -82,8 +83,36 @@ impl Flushes {
                 Ok::<_, BlockError>(legs::flush(cx, &*on).await)
             })
         })?;
-        let erased = erased.and_then(|flushed| flushed.inspect_err(|_| self.note_refused()));
-        erased.map_err(|source| ServiceError::Leg { what: "erase", leg: leg.name().to_owned(), source })
+        self.told_of(leg, "erase", erased)
+    }
+
+    /// Replaces a copy of a record of the leg, durably, on the calling thread. The flush is one of the service's own, as after [`Self::erase`].
+    pub(crate) fn store(&self, leg: &Leg, region: &Region, generation: u64, content: &[u8]) -> Result<(), ServiceError> {
+        let (offset, copy) = region.copy(generation, content);
+        self.write(leg, offset, copy)
+    }
+
+    /// Writes bytes of the leg, as [`Self::store`].
+    pub(crate) fn write(&self, leg: &Leg, offset: u64, data: Vec<u8>) -> Result<(), ServiceError> {
+        let on = Arc::clone(leg);
+        let written = legs::block_on(move |cx| {
+            Box::pin(async move {
+                legs::write_bytes(cx, &*on, offset, data).await?;
+                Ok::<_, BlockError>(legs::flush(cx, &*on).await)
+            })
+        })?;
+        self.told_of(leg, "write", written)
+    }
+
+    /// What became of work on the leg, and of the flush behind it.
+    fn told_of(
+        &self,
+        leg: &Leg,
+        what: &'static str,
+        done: Result<Result<(), BlockError>, BlockError>,
+    ) -> Result<(), ServiceError> {
+        let done = done.and_then(|flushed| flushed.inspect_err(|_| self.note_refused()));
+        done.map_err(|source| ServiceError::Leg { what, leg: leg.name().to_owned(), source })
     }
 
     /// A guest's flush, which is its leg's.

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_block::{PerShard, VolumeError};
+use millrace_block::{PerShard, ShardSlot, VolumeError};
 use millrace_driver::{
     Controller, DriverError, Namespace, Options, PciAddress, QueueError, QueueOptions, QueuePair, Transport, VfioError,
     VfioPci,
@@ -219,13 +219,14 @@ impl Disk {
         self.resets.load(Ordering::Relaxed)
     }
 
-    /// The calling shard's queue, or the common one.
+    /// The calling shard's queue, or the common one. Threads that are a shard's in passing, to open a volume for instance, would keep one from
+    /// the shards for good.
     #[inline]
     pub(super) fn lane(&self) -> &Lane {
-        let (here, own) = self.lane_of.here();
-        if !own {
+        if !ShardSlot::stays() {
             return &self.lanes[0];
         }
+        let (here, _) = self.lane_of.here();
         let index = *here.get_or_init(|| self.next_lane.fetch_add(1, Ordering::Relaxed));
         self.lanes.get(index).unwrap_or(&self.lanes[0])
     }
@@ -292,7 +293,7 @@ impl Disk {
             match controller.namespace(*nsid) {
                 Ok(now) if !known.follow(&now) => {
                     if before.0 != 0 {
-                        tracing::error!(address = %self.address, %nsid, "the namespace has other blocks: its volume fails until it is opened anew");
+                        tracing::error!(address = %self.address, %nsid, "the namespace is another one, or has other blocks: its volume fails until it is opened anew");
                     }
                 }
                 Ok(now) if now.size() == before => {}

@@ -267,6 +267,38 @@ fn share(xts: Xts) {
 }
 
 #[test]
+fn a_shard_without_memory_for_its_contexts_is_served_all_the_same() {
+    let key = Secret::<64>::generate().unwrap();
+    let (xts, plain) = (Xts::all(&key).unwrap().swap_remove(0), [0x5a; 4096]);
+    let other = Memory::of(&plain);
+    Xts::all(&key).unwrap()[0].encrypt(7, 512, other.all().into(), near(other.all()));
+    let _own = millrace_block::ShardSlot::claim();
+    // Without memory, and when there is some again.
+    for pieces in [0, 1, u32::MAX] {
+        crate::arena::limit::set(pieces);
+        for _ in 0..1500 {
+            let memory = Memory::of(&plain);
+            xts.encrypt(7, 512, memory.all().into(), near(memory.all()));
+            assert_eq!(memory.bytes(), other.bytes());
+            xts.decrypt(7, 512, memory.all().into(), memory.all().into());
+            assert_eq!(memory.bytes(), plain);
+        }
+    }
+}
+
+#[test]
+fn a_cipher_without_memory_blames_no_key() {
+    let key = Secret::<64>::generate().unwrap();
+    for pieces in 0.. {
+        crate::arena::limit::set(pieces);
+        let made = Xts::all(&key);
+        crate::arena::limit::set(u32::MAX);
+        let Err(error) = made else { break };
+        assert!(matches!(error, CipherError::Memory(_)), "{pieces} pieces: {error}");
+    }
+}
+
+#[test]
 fn weak_keys_are_refused_and_secrets_are_not_shown() {
     assert!(matches!(Xts::new(secret(&"ab".repeat(64))), Err(CipherError::WeakKey)));
     let key = Secret::<64>::generate().unwrap();

@@ -90,6 +90,12 @@ fn only_sources_are_sources() {
         assert!(refused.contains("file:PATH, keyring:NAME and command:PROGRAM are possible"), "{refused}");
         assert!(refused.ends_with("where PATH and PROGRAM are absolute (begin with /)"), "{refused}");
     }
+    // A key in the place of its source, and behind the name of one.
+    let digits = "4f3a".repeat(16);
+    for text in [digits.clone(), format!("file:{digits}"), format!("{digits}:"), format!("key of vm 7:{digits}")] {
+        let refused = text.parse::<KeySource>().unwrap_err();
+        assert!(!refused.to_string().contains("4f3a") && !format!("{refused:?}").contains("4f3a"), "{refused}");
+    }
     for text in ["file:/etc/key", "keyring:vm-7", "command:/usr/bin/fetch-key vm 7"] {
         assert_eq!(text.parse::<KeySource>().unwrap().to_string(), text);
     }

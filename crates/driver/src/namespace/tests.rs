@@ -149,3 +149,22 @@ fn clones_follow_the_size_of_the_same_blocks() {
     assert!(ns.follow(&later(10, 9)));
     assert!(matches!(clone.read(Lba(10), data(512)), Err(CommandError::OutOfRange { size: BlockCount(10), .. })));
 }
+
+#[test]
+fn another_namespace_under_the_same_identifier_is_not_followed() {
+    let with = |nguid: [u8; 16], eui64: [u8; 8]| {
+        let mut identify = namespace().identify().clone();
+        (identify.nguid, identify.eui64) = (nguid, eui64);
+        Namespace::new(NamespaceId(7), Box::new(identify), 64 << 10).unwrap()
+    };
+    let ns = with([1; 16], [2; 8]);
+    // One that does not say who it is may be the same.
+    for same in [with([1; 16], [2; 8]), with([0; 16], [2; 8]), with([1; 16], [0; 8]), namespace()] {
+        assert!(ns.follow(&same) && namespace().follow(&ns));
+    }
+    for other in [with([3; 16], [2; 8]), with([1; 16], [3; 8]), with([3; 16], [0; 8])] {
+        assert!(!ns.follow(&other));
+        assert_eq!(ns.size(), BlockCount(0));
+        assert!(ns.follow(&with([1; 16], [2; 8])) && ns.size() == BlockCount(1000), "it is back");
+    }
+}

@@ -49,10 +49,12 @@ impl Lists {
         self.pages.as_ref().map(|pages| &pages.buffer)
     }
 
+    #[inline]
     fn list(&self, pages: &Pages, cid: CommandId) -> DmaRange {
         pages.buffer.slice(usize::from(cid.0) * self.bytes_each, self.bytes_each)
     }
 
+    #[inline]
     fn first<T>(&self, cid: CommandId) -> usize {
         usize::from(cid.0) * (self.bytes_each / size_of::<T>())
     }

@@ -155,7 +155,7 @@ impl Crypt {
     /// Stores a header in the place of both copies.
     fn store_header(&self, header: &Header) -> Result<(), ServiceError> {
         let mut generation = self.control().generation;
-        let stored = header.store(&self.leg, &mut generation);
+        let stored = header.store(&self.leg, &self.flushes, &mut generation);
         self.note_store(generation, stored.is_ok());
         stored
     }
@@ -234,7 +234,7 @@ impl Crypt {
             None => None,
             Some(rekeying) => {
                 let cipher = self.open(header.open_next(kek, rekeying))?;
-                let next = rekey::recover(&self.leg, &rekeying.id, header.block_size, (&current, &cipher))?;
+                let next = rekey::recover((&self.leg, &self.flushes), &rekeying.id, header.block_size, (&current, &cipher))?;
                 if next.failed != Failed::No {
                     let (first, end) = (next.done, next.end);
                     tracing::warn!(
@@ -279,7 +279,7 @@ impl Crypt {
         });
         let sealed = sealed.map_err(|error| cipher_error(&error))?;
         let mut generation = self.control().generation;
-        sealed.store_once(&self.leg, &mut generation)?;
+        sealed.store_once(&self.leg, &self.flushes, &mut generation)?;
         let mut control = self.control();
         (control.header, control.generation, control.uneven) = (Some(sealed), generation, true);
         tracing::info!(volume = self.name, key = %self.source, "its keys are sealed under another key-encryption key now");
@@ -311,16 +311,16 @@ impl Crypt {
             return Err(VolumeError::BadBlockSize { volume: self.name.clone(), block_size: block_size.bytes(), why });
         }
         let _claim = self.claim().map_err(|error| self.format_error(&error))?;
-        let forget = |block_size| {
-            self.forget_key(block_size).inspect_err(|_| self.keep_header()).map_err(|error| self.format_error(&error))
-        };
-        forget(geometry.block_size)?;
+        let failed = |error: ServiceError| self.format_error(&error);
+        let forget = |block_size| self.forget_key(block_size).inspect_err(|_| self.keep_header()).map_err(failed);
         if block_size == geometry.block_size {
-            self.give_back(geometry.blocks).map_err(|error| self.format_error(&error))?;
-            return Ok(());
+            forget(block_size)?;
+            return self.give_back(geometry.blocks).map_err(failed);
         }
-        // The leg forgets everything, the header too.
-        self.leg.format(block_size).inspect_err(|_| self.keep_header())?;
+        // The leg loses the key at once, and memory when the leg has taken the other blocks: it may refuse them.
+        self.store_new_key(geometry.block_size).inspect_err(|_| self.keep_header()).map_err(failed)?;
+        // It forgets everything, the header too.
+        self.leg.format(block_size).inspect_err(|_| self.keep_if_untouched())?;
         self.look_again();
         self.blocks.store(bytes >> block_size.shift(), Ordering::Relaxed);
         forget(block_size)
@@ -331,13 +331,19 @@ impl Crypt {
         VolumeError::Io { volume: self.name.clone(), action: "format", path: self.leg.name().into(), source }
     }
 
-    /// Puts a new key in the place of the one in force: what was enciphered with that is gone.
-    fn forget_key(&self, block_size: BlockSize) -> Result<(), ServiceError> {
+    /// Puts a header with a new key, which is not in force, in the place of the one on the leg.
+    fn store_new_key(&self, block_size: BlockSize) -> Result<(Header, Arc<Xts>), ServiceError> {
         let uuid = self.control().header.as_ref().map(|header| header.uuid);
         let uuid = uuid.ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
         let (header, key) = Header::create(&self.kek, uuid, block_size).map_err(|error| cipher_error(&error))?;
         let cipher = make(key)?;
         self.store_header(&header)?;
+        Ok((header, cipher))
+    }
+
+    /// Puts a new key in the place of the one in force: what was enciphered with that is gone.
+    fn forget_key(&self, block_size: BlockSize) -> Result<(), ServiceError> {
+        let (header, cipher) = self.store_new_key(block_size)?;
         self.put(Some(Keys { current: cipher, next: None, unit: block_size.bytes() as usize }))?;
         self.note_header(header);
         Ok(())
@@ -349,9 +355,20 @@ impl Crypt {
         let header = self.control().header.clone();
         let has = self.leg.geometry().block_size;
         let Some(header) = header.filter(|_| self.keys.visit().is_some()) else { return };
-        if header.block_size == has && self.store_header(&header).is_ok() {
-            return;
+        if header.block_size != has || self.store_header(&header).is_err() {
+            self.close();
         }
+    }
+
+    /// The leg failed to take other blocks. One that refuses them has done nothing, or has begun where the header is.
+    fn keep_if_untouched(&self) {
+        let generation = self.control().generation;
+        let is_there = matches!(Header::load(&self.leg), Ok(Some((_, found))) if found.generation == generation);
+        if is_there { self.keep_header() } else { self.close() }
+    }
+
+    /// No key is in force any more: the header is not as it was.
+    fn close(&self) {
         let closed = self.put(None);
         tracing::error!(
             volume = self.name,
@@ -395,8 +412,7 @@ impl Crypt {
         let current = current.ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
         let (header, key) = header.begin_rekeying(&self.kek).map_err(|error| cipher_error(&error))?;
         let next = Some(Next::at(make(key)?, 0, 0));
-        // A store ends in a flush, which may be what was refused.
-        self.store_header(&header).inspect_err(|_| self.flushes.note_refused())?;
+        self.store_header(&header)?;
         self.note_header(header);
         self.put(Some(Keys { current, next, unit: self.unit() }))?;
         tracing::info!(volume = self.name, "re-keying has begun");

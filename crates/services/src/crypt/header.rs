@@ -13,6 +13,7 @@ use millrace_cipher::{CipherError, NONCE_BYTES, Secret, TAG_BYTES, open, random,
 
 use crate::{
     flushes::Flushes,
+    legs::Leg,
     record::{Found, Region},
     service::ServiceError,
 };
@@ -194,18 +195,14 @@ impl Header {
 
     /// Replaces both copies of the header, so that nothing of the one before is left. `generation` says which one is durable, whatever
     /// happens: who goes on from there overwrites no copy that may be the only good one.
-    pub(super) fn store(&self, leg: &Arc<impl Volume + ?Sized + 'static>, generation: &mut u64) -> Result<(), ServiceError> {
-        self.store_once(leg, generation)?;
-        self.store_once(leg, generation)
+    pub(super) fn store(&self, leg: &Leg, flushes: &Flushes, generation: &mut u64) -> Result<(), ServiceError> {
+        self.store_once(leg, flushes, generation)?;
+        self.store_once(leg, flushes, generation)
     }
 
     /// Replaces the older copy.
-    pub(super) fn store_once(
-        &self,
-        leg: &Arc<impl Volume + ?Sized + 'static>,
-        generation: &mut u64,
-    ) -> Result<(), ServiceError> {
-        REGION.store(leg, *generation + 1, &self.encode())?;
+    pub(super) fn store_once(&self, leg: &Leg, flushes: &Flushes, generation: &mut u64) -> Result<(), ServiceError> {
+        flushes.store(leg, &REGION, *generation + 1, &self.encode())?;
         *generation += 1;
         Ok(())
     }

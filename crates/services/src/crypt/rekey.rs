@@ -33,6 +33,7 @@ use super::{
 };
 use crate::{
     background::Stop,
+    flushes::Flushes,
     legs::{self, Leg},
     service::ServiceError,
 };
@@ -401,18 +402,23 @@ impl Known {
     }
 
     /// Writes its slot once more, durably, as it was found; false where the medium failed.
-    fn store(&self, leg: &Leg) -> Result<bool, ServiceError> {
+    fn store(&self, leg: &Leg, flushes: &Flushes) -> Result<bool, ServiceError> {
         let bytes = [&self.page.encode()[..], &self.old].concat();
-        Ok(unless_bad(legs::write(leg, slot_start(self.slot), bytes))?.is_some())
+        Ok(unless_bad(flushes.write(leg, slot_start(self.slot), bytes))?.is_some())
     }
 
     /// Its slot says nothing any more, durably.
-    fn void(&self, leg: &Leg) -> Result<(), ServiceError> {
-        legs::write(leg, slot_start(self.slot), vec![0; PAGE])
+    fn void(&self, leg: &Leg, flushes: &Flushes) -> Result<(), ServiceError> {
+        flushes.write(leg, slot_start(self.slot), vec![0; PAGE])
     }
 
     /// Gives the new key to what is still as it was, durably; false where the medium failed, or cannot be written.
-    fn complete(&self, leg: &Leg, block_size: BlockSize, keys: (&Xts, &Xts)) -> Result<bool, ServiceError> {
+    fn complete(
+        &self,
+        (leg, flushes): (&Leg, &Flushes),
+        block_size: BlockSize,
+        keys: (&Xts, &Xts),
+    ) -> Result<bool, ServiceError> {
         let (at, len) = self.place(leg, block_size);
         if len == 0 {
             return Ok(true);
@@ -423,7 +429,7 @@ impl Known {
             return Ok(changed == 0);
         }
         // All of it: the leg may show what it could not make durable, and would not write by itself.
-        Ok(unless_bad(legs::write(leg, at, home))?.is_some())
+        Ok(unless_bad(flushes.write(leg, at, home))?.is_some())
     }
 
     /// Whether anything of it is not as it was.
@@ -441,7 +447,7 @@ impl Known {
 /// After a crash in the middle of a re-keying: completes the chunks that the journal knows, and says where it goes on. What the leg cannot
 /// do yet is tried again while the volume is in use, and costs that chunk until then.
 pub(super) fn recover(
-    leg: &Leg,
+    (leg, flushes): (&Leg, &Flushes),
     id: &[u8; 16],
     block_size: BlockSize,
     keys: (&Xts, &Arc<Xts>),
@@ -464,18 +470,18 @@ pub(super) fn recover(
     // Once the last one is begun, the one before is durable. (What of it cannot be read has the new key, like the rest.) Where it cannot be
     // read either it counts as begun: its slot is there, and came behind a flush.
     if let Some(before) = chunks.pop()
-        && !before.complete(leg, block_size, keys)?
+        && !before.complete((leg, flushes), block_size, keys)?
         && !unless_bad(last.is_begun(leg, block_size))?.unwrap_or(true)
     {
         if !read_only {
-            last.void(leg)?;
+            last.void(leg, flushes)?;
         }
         return Ok(before.held(cipher, Failed::Home));
     }
-    let failed = if !read_only && !last.store(leg)? {
+    let failed = if !read_only && !last.store(leg, flushes)? {
         Some(Failed::Slot)
     } else {
-        (!last.complete(leg, block_size, keys)?).then_some(Failed::Home)
+        (!last.complete((leg, flushes), block_size, keys)?).then_some(Failed::Home)
     };
     match (failed, unreadable) {
         (None, None) => Ok(Next::at(cipher, last.end, 1 - last.slot)),

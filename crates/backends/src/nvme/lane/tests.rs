@@ -18,10 +18,12 @@ use std::{
     task::Wake,
 };
 
+use millrace_block::ShardSlot;
 use millrace_driver::{
     Controller, MappedArea, Namespace, Options, PciAddress, QueueOptions, Transport, TransportError, VfioError,
     spec::{
         AdminOpcode, NamespaceId, NvmOpcode,
+        features::FeatureId,
         registers::{Capabilities, offset},
     },
 };
@@ -110,6 +112,8 @@ struct Nods {
     /// Its admin queues.
     queues: [u64; 2],
     done: u32,
+    /// Queue pairs that it grants beside the first.
+    more_queues: u32,
     /// It has been unplugged.
     gone: Arc<AtomicBool>,
     said: Arc<Said>,
@@ -167,7 +171,10 @@ impl Nods {
             let write = |at: u64, data: &[u8]| memory.write_all_at(data, at - start).unwrap();
             let Some(status) = self.said.answer(&sqe, write).map(|status| status | 1) else { continue };
             let cid = u16::from_le_bytes([sqe[2], sqe[3]]);
-            let cqe = u128::from(cid) << 96 | u128::from(at + 1) << 64 | u128::from(status) << 112;
+            // Of the features only their number is set.
+            let is_number = sqe[0] == AdminOpcode::SET_FEATURES.0 && sqe[40] == FeatureId::NUMBER_OF_QUEUES.0;
+            let granted = if is_number { self.more_queues << 16 | self.more_queues } else { 0 };
+            let cqe = u128::from(cid) << 96 | u128::from(at + 1) << 64 | u128::from(status) << 112 | u128::from(granted);
             memory.write_all_at(&cqe.to_le_bytes(), self.queues[1] - start + at * 16).unwrap();
         }
         self.done = tail;
@@ -547,6 +554,20 @@ fn a_disk_is_watched_while_memory_is_mapped_for_it() {
     drop(ends);
     drop(memory);
     assert_eq!(disk.moved(), (0, 0));
+}
+
+#[test]
+fn who_is_a_shard_in_passing_leaves_the_queues_to_the_shards() {
+    let controller = Nods { more_queues: 1, ..Nods::default() };
+    let disk = Disk::bring_up(address(), controller, None, Patience::default()).unwrap();
+    let common = disk.lane();
+    let passing = ShardSlot::claim_in_passing();
+    assert!(std::ptr::eq(disk.lane(), common));
+    drop(passing);
+    let shard = ShardSlot::claim();
+    assert!(!std::ptr::eq(disk.lane(), common), "the only queue of a shard's is taken");
+    drop(shard);
+    assert!(std::ptr::eq(disk.lane(), common));
 }
 
 /// A disk whose namespace has blocks of 512 bytes and a volume, and what its controller says from now on.

@@ -118,7 +118,7 @@ impl Authenticated {
     /// Stores a header in the place of both copies.
     pub(super) fn store_header(&self, header: &Header, sealer: &Sealer) -> Result<(), ServiceError> {
         let mut generation = self.control().generation;
-        let stored = header.store(&self.leg, &mut generation, sealer);
+        let stored = header.store(&self.leg, &self.flushes, &mut generation, sealer);
         self.note_store(generation, stored.is_ok());
         stored
     }
@@ -132,13 +132,18 @@ impl Authenticated {
 
     /// Stores a header with a new key and nothing in its tree, and brings it into force.
     fn begin(&self, uuid: Uuid, block_size: BlockSize, epoch: u64) -> Result<(), ServiceError> {
+        let (header, sealer) = self.store_new(uuid, block_size, epoch)?;
+        self.enforce(Some(&header), Some((sealer, None)))?;
+        self.note_header(header);
+        Ok(())
+    }
+
+    fn store_new(&self, uuid: Uuid, block_size: BlockSize, epoch: u64) -> Result<(Header, Sealer), ServiceError> {
         let (mut header, key) = Header::create(&self.kek, uuid, block_size).map_err(|error| cipher_error(&error))?;
         header.epoch = epoch;
         let sealer = Sealer::new(&key).map_err(|error| cipher_error(&error))?;
         self.store_header(&header, &sealer)?;
-        self.enforce(Some(&header), Some((sealer, None)))?;
-        self.note_header(header);
-        Ok(())
+        Ok((header, sealer))
     }
 
     /// Prepares a leg that holds nothing, or nothing that is still wanted.
@@ -165,6 +170,14 @@ impl Authenticated {
     fn note_header(&self, header: Header) {
         let mut control = self.control();
         *control = Control { header: Some(header), generation: control.generation, ..Control::default() };
+    }
+
+    /// Puts a header with a new key, which nobody keeps, and nothing in its tree in the place of the one on the leg. It is of the same epoch: the
+    /// one that comes behind it is newer.
+    pub(super) fn store_new_key(&self, block_size: BlockSize) -> Result<(), ServiceError> {
+        let before = self.control().header.as_ref().map(|header| (header.uuid, header.epoch));
+        let (uuid, epoch) = before.ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
+        self.store_new(uuid, block_size, epoch).map(drop)
     }
 
     /// Puts a new key and an empty tree in the place of those in force: what was there is gone.
@@ -199,9 +212,26 @@ impl Authenticated {
         let (Some(mut header), Some(sealer)) = (header, sealer) else { return };
         // The operator's place may know that root already.
         header = unfinished.map_or(header.clone(), |root| root.of(&header));
-        if header.block_size == self.leg.geometry().block_size && self.store_header(&header, &sealer).is_ok() {
-            return;
+        if header.block_size != self.leg.geometry().block_size || self.store_header(&header, &sealer).is_err() {
+            self.close(header);
         }
+    }
+
+    /// The leg failed to take other blocks. One that refuses them has done nothing, or has begun where the header is.
+    pub(super) fn keep_if_untouched(&self) {
+        let (header, generation) = {
+            let control = self.control();
+            (control.header.clone(), control.generation)
+        };
+        let is_there = matches!(Header::load(&self.leg), Ok(Some((_, found))) if found.generation == generation);
+        match header.filter(|_| !is_there) {
+            Some(header) => self.close(header),
+            None => self.keep_header(),
+        }
+    }
+
+    /// No key is in force any more: the header is not as it was.
+    fn close(&self, mut header: Header) {
         // The one that failed may be there, and the next one has another epoch.
         header.epoch = self.log.epoch().0 + 1;
         let closed = self.enforce(Some(&header), None);
@@ -309,7 +339,7 @@ impl Authenticated {
         let not_now = || ServiceError::NotNow("it is not in force".to_owned());
         let (mut header, sealer) = header.zip(sealer).ok_or_else(not_now)?;
         header.reseal(&self.kek, &keys.0, keys.1.as_ref()).map_err(|error| cipher_error(&error))?;
-        header.store_once(&self.leg, &mut generation, &sealer)?;
+        header.store_once(&self.leg, &self.flushes, &mut generation, &sealer)?;
         let mut control = self.control();
         (control.header, control.generation, control.uneven) = (Some(header), generation, true);
         let key = &self.settled.key;

@@ -9,7 +9,7 @@ use super::{
     layout::{BRANCHES, LOG_PAGES, OFFSET, REGION},
     page::{RECORD, Record, Uuid, is_root, root_code},
 };
-use crate::{flushes::Flushes, record::Found, service::ServiceError};
+use crate::{flushes::Flushes, legs::Leg, record::Found, service::ServiceError};
 
 /// AES-256-GCM-SIV, a record per block.
 const CIPHER: u32 = 2;
@@ -210,22 +210,24 @@ impl Header {
     /// happens: who goes on from there overwrites no copy that may be the only good one.
     pub(super) fn store(
         &self,
-        leg: &Arc<impl Volume + ?Sized + 'static>,
+        leg: &Leg,
+        flushes: &Flushes,
         generation: &mut u64,
         sealer: &Sealer,
     ) -> Result<(), ServiceError> {
-        self.store_once(leg, generation, sealer)?;
-        self.store_once(leg, generation, sealer)
+        self.store_once(leg, flushes, generation, sealer)?;
+        self.store_once(leg, flushes, generation, sealer)
     }
 
     /// Replaces the older copy.
     pub(super) fn store_once(
         &self,
-        leg: &Arc<impl Volume + ?Sized + 'static>,
+        leg: &Leg,
+        flushes: &Flushes,
         generation: &mut u64,
         sealer: &Sealer,
     ) -> Result<(), ServiceError> {
-        REGION.store(leg, *generation + 1, &self.encode(sealer))?;
+        flushes.store(leg, &REGION, *generation + 1, &self.encode(sealer))?;
         *generation += 1;
         Ok(())
     }

@@ -36,7 +36,7 @@ impl Authenticated {
         let read_only = self.geometry().read_only;
         if !read_only {
             // What the leg shows now counts from here on, so that it must not go away again.
-            legs::flush(cx, &*self.leg).await?;
+            self.flushes.flush_alone(cx, &*self.leg).await?;
         }
         let blocks = self.blocks.load(Ordering::Relaxed);
         let all: Vec<_> = candidates.range(..blocks).map(|(lba, records)| (*lba, records.as_slice())).collect();
@@ -65,19 +65,29 @@ impl Authenticated {
     /// Reads the pages of the log that were written in an epoch, and says behind which page there is none. They were written one
     /// after the other: behind many that are not there is none.
     async fn read_log(&self, cx: TaskContext<'_>, epoch: u64, candidates: &mut Candidates) -> Result<u64, BlockError> {
-        let mut end = 0;
+        let (mut end, mut passed_over) = (0, None);
         for first in (0..LOG_PAGES).step_by(AT_ONCE as usize) {
-            let count = AT_ONCE.min(LOG_PAGES - first);
-            let bytes = legs::read_bytes(cx, &*self.leg, log_start(epoch, first), count as usize * PAGE).await?;
             let before = end;
-            for (number, page) in (first..).zip(bytes.chunks(PAGE)) {
+            for (number, page) in (first..).zip(self.read_pages(cx, epoch, first).await) {
+                let page = match page {
+                    Ok(page) => page,
+                    // The one before is not there, and so this one is not.
+                    Err(error @ BlockError::ReadFault { .. }) if number > end => {
+                        passed_over.get_or_insert((number, error));
+                        continue;
+                    }
+                    Err(error) => return Err(self.unreadable(epoch, number, error)),
+                };
                 let changes = {
                     let visit = self.sealer.visit();
                     let force = visit.as_ref().ok_or(BlockError::NotReady)?;
-                    let decode = |sealer: &Sealer| decode_log(sealer, &force.uuid, (epoch, number), page);
+                    let decode = |sealer: &Sealer| decode_log(sealer, &force.uuid, (epoch, number), &page);
                     decode(&force.sealer).or_else(|| decode(force.old.as_ref()?))
                 };
                 let Some(changes) = changes else { continue };
+                if let Some((bad, error)) = passed_over {
+                    return Err(self.unreadable(epoch, bad, error));
+                }
                 end = number + 1;
                 for change in changes {
                     let records = candidates.entry(change.lba).or_default();
@@ -93,6 +103,26 @@ impl Authenticated {
             }
         }
         Ok(end)
+    }
+
+    /// Some pages of the log: each by itself where they cannot be read together.
+    async fn read_pages(&self, cx: TaskContext<'_>, epoch: u64, first: u64) -> Vec<Result<Vec<u8>, BlockError>> {
+        let count = AT_ONCE.min(LOG_PAGES - first);
+        if let Ok(bytes) = legs::read_bytes(cx, &*self.leg, log_start(epoch, first), count as usize * PAGE).await {
+            return bytes.chunks(PAGE).map(|page| Ok(page.to_vec())).collect();
+        }
+        let mut pages = Vec::new();
+        for number in first..first + count {
+            pages.push(legs::read_bytes(cx, &*self.leg, log_start(epoch, number), PAGE).await);
+        }
+        pages
+    }
+
+    /// A page of the log that may say what blocks are.
+    fn unreadable(&self, epoch: u64, number: u64, error: BlockError) -> BlockError {
+        let (volume, leg, byte) = (&self.name, self.leg.name(), log_start(epoch, number));
+        tracing::error!(volume, leg, byte, %error, "a page of the log cannot be read, and blocks may be what it alone says: bring the leg in order");
+        error
     }
 
     /// Gives blocks the records that they have, and says how many have none of them.

@@ -120,8 +120,7 @@ impl Authenticated {
         let root = self.make_root(self.rooted.load(Ordering::SeqCst), 0);
         self.rekeying.start(0);
         let header = root.of(&header);
-        // Guests go on writing, and what they wrote since is flushed with it.
-        let stored = self.store_header(&header, &sealer).inspect_err(|_| self.flushes.note_refused());
+        let stored = self.store_header(&header, &sealer);
         let begun = stored.and_then(|()| {
             let turned = if header.turned { TURNED } else { 0 };
             self.control().header = Some(header);

@@ -48,20 +48,21 @@ impl Authenticated {
         let needed = leg_bytes(blocks, block_size).ok_or_else(|| bad("the volume is too large"))?;
         let _pause = self.pause_rekeying();
         let _saving = self.take_saving();
-        let forget = |block_size| {
-            self.forget_key(block_size).inspect_err(|_| self.keep_header()).map_err(|error| self.failed("format", &error))
-        };
-        forget(geometry.block_size)?;
+        let failed = |error: ServiceError| self.failed("format", &error);
+        let forget = |block_size| self.forget_key(block_size).inspect_err(|_| self.keep_header()).map_err(failed);
         if block_size == geometry.block_size {
-            return self.give_back().map_err(|error| self.failed("format", &error));
+            forget(block_size)?;
+            return self.give_back().map_err(failed);
         }
         // Smaller blocks have more tags.
         let has = self.leg.geometry();
         if has.bytes() < needed {
             self.leg.resize(BlockCount(needed.next_multiple_of(4096) >> has.block_size.shift()))?;
         }
-        // The leg forgets everything, the header too.
-        self.leg.format(block_size).inspect_err(|_| self.keep_header())?;
+        // The leg loses the key at once, and memory when the leg has taken the other blocks: it may refuse them.
+        self.store_new_key(geometry.block_size).inspect_err(|_| self.keep_header()).map_err(failed)?;
+        // It forgets everything, the header too.
+        self.leg.format(block_size).inspect_err(|_| self.keep_if_untouched())?;
         self.look_again();
         self.blocks.store(blocks, Ordering::Relaxed);
         forget(block_size)

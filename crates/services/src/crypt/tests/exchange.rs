@@ -231,3 +231,27 @@ fn a_copy_of_before_is_not_taken_for_one_that_somebody_changed() {
         assert!(!used.opens(&disk, 0), "byte {at}");
     }
 }
+
+/// Whether the change goes through or not: what the guest had written and not flushed may be gone, and the leg's next flush succeeds.
+#[test]
+fn what_a_leg_forgets_within_a_change_is_told_to_the_guest() {
+    for mode in MODES {
+        for nth in 1.. {
+            let leg = FaultVolume::new(blank(), SEED);
+            leg.hold_writes();
+            let mut used = Used::over(mode, Arc::<FaultVolume>::clone(&leg));
+            leg.add(Rule::new(Kind::Flush, When::Nth(nth), Effect::Forget(BlockError::WriteFault { errno: 5 })));
+            let _ = used.change(1, &mut || Ok(()));
+            let struck = leg.faults() > 0;
+            leg.clear();
+            let flushes = used.bench(|bench| [0; 2].map(|_| bench.plain(Operation::Flush, 0, 0)));
+            let told = if struck { Err(BlockError::WriteFault { errno: 0 }) } else { Ok(()) };
+            assert_eq!(flushes, [told, Ok(())], "{mode}, flush {nth}");
+            used.kill();
+            if !struck {
+                assert!(nth > 1, "{mode}: a change flushes");
+                break;
+            }
+        }
+    }
+}

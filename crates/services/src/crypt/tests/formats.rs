@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When};
 use millrace_block::{
-    BlockError, BlockSize, Operation, Volume,
+    BlockCount, BlockError, BlockSize, Geometry, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError,
     conformance::{Bench, SyncHarness, Wanted},
 };
 
@@ -13,6 +13,51 @@ use crate::{Health, Reason, graph::Graph};
 
 const MODES: [&str; 2] = ["xts", "authenticated"];
 const FAULT: Effect = Effect::Fail(BlockError::WriteFault { errno: 5 });
+
+/// A leg that keeps its block size, and says so before it has done anything, or when all of it is erased.
+struct Fixed {
+    inner: Arc<dyn Volume>,
+    begins: bool,
+}
+
+impl Volume for Fixed {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        self.inner.submit(cx, request)
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.inner.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.inner.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        let has = self.geometry().block_size;
+        if block_size == has || self.begins {
+            self.inner.format(has)?;
+        }
+        let refused = VolumeError::Unsupported { volume: self.name().to_owned(), what: "formatting" };
+        if block_size == has { Ok(()) } else { Err(refused) }
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+}
+
+fn blank() -> Arc<dyn Volume> {
+    memory(Wanted { block_size: BlockSize::B512, blocks: 4096, read_only: false }, 0)
+}
 
 /// A disk that holds writes until it is flushed, and a volume over it with data.
 struct Case {
@@ -24,7 +69,11 @@ struct Case {
 
 impl Case {
     fn new(mode: &str) -> Self {
-        let disk = FaultVolume::new(memory(Wanted { block_size: BlockSize::B512, blocks: 4096, read_only: false }, 0), SEED);
+        Self::over(mode, blank())
+    }
+
+    fn over(mode: &str, disk: Arc<dyn Volume>) -> Self {
+        let disk = FaultVolume::new(disk, SEED);
         disk.hold_writes();
         let key = concat!(env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key");
         let stack = format!("crypt(mode={mode}, key=\"file:{key}\", disk:0)");
@@ -42,6 +91,11 @@ impl Case {
         for nth in nth {
             self.disk.add(Rule::new(kind, When::Nth(*nth), effect));
         }
+    }
+
+    /// What a guest is told that flushes twice.
+    fn flush_twice(&self) -> [Result<(), BlockError>; 2] {
+        self.bench(|bench| [0; 2].map(|_| bench.plain(Operation::Flush, 0, 0)))
     }
 
     /// A guest writes, and the power goes.
@@ -80,6 +134,8 @@ impl Case {
 
     fn format_again(&mut self, block_size: BlockSize) {
         self.disk.clear();
+        // Of what the leg may have dropped before.
+        let _ = self.flush_twice();
         self.graph.volume().format(block_size).unwrap();
         assert_eq!(self.graph.services("crypt")[0].1.status().health, Health::Good);
         self.data = vec![0; 64 * self.block()];
@@ -100,6 +156,9 @@ fn a_format_that_fails_leaves_the_key_that_is_on_the_leg() {
                 assert!(failed.is_err() && case.disk.faults() == 1, "{mode} {kind:?} {nth}: {failed:?}");
                 assert_eq!(case.graph.services("crypt")[0].1.status().health, Health::Good);
                 case.bench(|bench| bench.expect(0, &case.data));
+                // What the guest had written and not flushed may have gone with it.
+                let told = if kind == Requests::Flush { Err(BlockError::WriteFault { errno: 0 }) } else { Ok(()) };
+                assert_eq!(case.flush_twice(), [told, Ok(())], "{mode} {kind:?} {nth}");
                 case.write_and_restart();
                 case.format_again(BlockSize::B512);
             }
@@ -135,5 +194,28 @@ fn a_format_to_another_block_size_that_fails_leaves_no_key_that_is_not_on_the_le
             case.is_closed();
             case.format_again(BlockSize::B4096);
         }
+    }
+}
+
+#[test]
+fn a_leg_that_refuses_other_blocks_costs_no_data() {
+    for mode in MODES {
+        let mut case = Case::over(mode, Arc::new(Fixed { inner: blank(), begins: false }));
+        let refused = case.graph.volume().format(BlockSize::B4096);
+        assert!(matches!(refused, Err(VolumeError::Unsupported { .. })), "{mode}: {refused:?}");
+        assert_eq!(case.graph.services("crypt")[0].1.status().health, Health::Good);
+        case.bench(|bench| bench.expect(0, &case.data));
+        case.write_and_restart();
+        case.format_again(BlockSize::B512);
+    }
+}
+
+#[test]
+fn a_leg_that_refuses_other_blocks_when_it_is_erased_leaves_no_key_in_force() {
+    for mode in MODES {
+        let mut case = Case::over(mode, Arc::new(Fixed { inner: blank(), begins: true }));
+        assert!(case.graph.volume().format(BlockSize::B4096).is_err(), "{mode}");
+        case.is_closed();
+        case.format_again(BlockSize::B512);
     }
 }

@@ -11,7 +11,7 @@ use millrace_block::{
 use super::{
     super::{
         header::Header,
-        layout::{LOG_PAGES, OFFSET, REGION, block_start, page_start},
+        layout::{LOG_PAGES, OFFSET, REGION, block_start, log_start, page_start},
         volume::Authenticated,
     },
     ILL, SEED, close, disk, fall_ill, kill, leg_blocks, nothing_is_called_changed, on_bench, open, open_stack, put_raw, raw,
@@ -251,6 +251,11 @@ fn what_a_leg_forgets_when_the_volume_grows_or_a_re_keying_begins_is_told_to_the
     told_what_was_forgotten(begin);
 }
 
+#[test]
+fn what_a_leg_forgets_in_a_format_is_told_to_the_guest() {
+    told_what_was_forgotten(|graph| graph.volume().format(SIZE).map_err(|error| error.to_string()));
+}
+
 /// Whatever flush a leg refuses within this.
 fn told_what_was_forgotten(act: impl Fn(&Graph) -> Result<(), String>) {
     for nth in 1.. {
@@ -294,6 +299,39 @@ fn no_copy_of_the_header_is_replaced_before_the_other_one_is_durable() {
 fn unreadable(start: u64, sectors: u64) -> Rule {
     let range = Some((Lba(start / 512), BlockCount(sectors)));
     Rule { range, ..Rule::new(Requests::Read, When::Always, Effect::Fail(FAULT)) }
+}
+
+/// Nobody writes there before the volume is open, so that no disk remaps it.
+#[test]
+fn bad_sectors_where_the_log_has_nothing_keep_no_volume_from_being_opened() {
+    for (closes, bad, opens) in [(true, 5, true), (false, 5, true), (false, 1, false), (false, 3, false)] {
+        let faulty = FaultVolume::new(disk(400, SIZE), SEED);
+        let graph = over(&faulty, Reason::Create);
+        let mut data = Vec::new();
+        // A page each.
+        on_bench(&graph, |bench| (0..3).for_each(|lba| data.extend(bench.write_random(lba, 1))));
+        if closes {
+            close(graph);
+        } else {
+            kill(graph);
+        }
+        (0..2).for_each(|epoch| faulty.add(unreadable(log_start(epoch, bad), 8)));
+        let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+        if opens {
+            let graph = open(&leg, Reason::Open).unwrap();
+            on_bench(&graph, |bench| bench.expect(0, &data));
+            super::nothing_is_called_changed(&graph);
+            kill(graph);
+        } else {
+            // It may say what blocks are.
+            let error = open(&leg, Reason::Open).err().unwrap();
+            assert!(error.contains("recover"), "page {bad}: {error}");
+            faulty.clear();
+            let graph = open(&leg, Reason::Open).unwrap();
+            on_bench(&graph, |bench| bench.expect(0, &data));
+            kill(graph);
+        }
+    }
 }
 
 /// The page that has the tags of blocks in the log cannot be read when the volume is opened after a crash, and can later.
