@@ -60,6 +60,11 @@ impl Found {
         self.damaged.clone().or_else(|| self.missing.map(gone))
     }
 
+    /// Whether the place of one copy holds something else. Of a record that is always stored in both, it was given to another since.
+    pub fn lacks_copy(&self) -> bool {
+        self.missing.is_some()
+    }
+
     /// What the record said before its last store.
     pub fn before(&self) -> Option<&[u8]> {
         let (generation, content) = self.other.as_ref()?;

@@ -7,16 +7,11 @@ use std::{
 
 use millrace_block::{TaskContext, Volume};
 
-use super::{
-    Cache, KIND, Mode, SLOW,
-    format::PATIENCE,
-    policy::Policy,
-    table::{Table, clear_bits},
-};
+use super::{Cache, KIND, Mode, SLOW, format::PATIENCE, policy::Policy, table::Table};
 use crate::{
     background::{LocalFuture, Task},
     legs::block_on,
-    service::{Health, Mount, Progress, Service, ServiceError, Status},
+    service::{Health, LegOrigin, Mount, Progress, Reason, Service, ServiceError, Status},
     settings::Settings,
 };
 
@@ -67,8 +62,21 @@ impl Cache {
         let dirty = self.dirty_lines();
         self.flushing.done.store(0, Ordering::Relaxed);
         self.flushing.total.store(dirty, Ordering::Relaxed);
-        self.flushing.wanted.store(true, Ordering::Release);
+        self.flushing.left.store(u32::MAX, Ordering::Release);
         Ok(format!("{dirty} dirty lines are being written back; \"volume show\" tells how far it is"))
+    }
+
+    /// After a change that failed, and could not be taken back: as when the volume is opened.
+    fn come_back(&self) -> Result<String, ServiceError> {
+        let _turns = self.stop_beside()?;
+        let legs = vec![LegOrigin::Kept; 2];
+        self.take_up(&Mount { reason: Reason::Open, legs, previous: None, reformat: false })?;
+        let said = if self.is_broken() {
+            "the volume answers again, without its cache: the fast leg is still not well"
+        } else {
+            "the fast leg is used again"
+        };
+        Ok(said.to_owned())
     }
 
     fn resume(&self) -> Result<String, ServiceError> {
@@ -79,6 +87,9 @@ impl Cache {
         if !self.is_broken() {
             return Err(ServiceError::NotNow("the fast leg is in use".to_owned()));
         }
+        if !self.is_in_force() {
+            return self.come_back();
+        }
         self.distrust()?;
         self.broken.store(false, Ordering::Relaxed);
         // The table there may call blocks dirty that were written to the slow leg meanwhile, and nothing else stores it before a flush. Only now:
@@ -88,8 +99,8 @@ impl Cache {
             && self.is_in_force()
             && !self.is_broken()
         {
-            // The fast leg is well. Without it all that is written would go to a leg that makes nothing durable, and what was written back to
-            // that one is dirty again: only the fast leg may have it.
+            // The fast leg is well. Without it all that is written would go to a leg that makes nothing durable. Of what was written back to
+            // that one, and is not trusted here any more, the guest is told at its next flush.
             return Ok(format!(
                 "the fast leg is used again, but its table cannot be put right yet ({error}; \"volume show\" has the slow leg's trouble, where it is \
                  that): until a flush succeeds, the guest's or this cache's command \"flush\", blocks may be old after the daemon's death"
@@ -113,7 +124,7 @@ impl Cache {
             // Who filled it before the leg failed may do so still.
             while let Some(line) = place.line() {
                 if let Some(_range) = core.ranges.try_lock(core.line_bytes(line)) {
-                    clear_bits(&place.valid, !place.dirty.load(Ordering::SeqCst));
+                    self.in_doubt(core, slot, u64::MAX);
                     break;
                 }
                 if Instant::now() > end {
@@ -175,7 +186,14 @@ impl Cache {
 
 impl Service for Cache {
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
-        self.take_up(mount)
+        let comes_back = mount.reason == Reason::Open && self.core.get().is_some();
+        let taken = self.take_up(mount);
+        if let Err(error) = &taken
+            && comes_back
+        {
+            self.stay_out(error);
+        }
+        taken
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {
@@ -204,6 +222,12 @@ impl Service for Cache {
         }
     }
 
+    fn discard(&self, stored: bool) {
+        if stored {
+            self.say_left();
+        }
+    }
+
     fn has_untold(&self) -> bool {
         self.failures.losses.is_untold()
     }
@@ -218,6 +242,10 @@ impl Service for Cache {
         if self.is_void() && !self.is_in_force() {
             status.health = Health::Failed;
             status.facts.push(("format".to_owned(), "ended half way: format once more, or resume".to_owned()));
+        } else if self.is_broken() && !self.is_in_force() {
+            status.health = Health::Failed;
+            let what = "failed in a change, and requests are refused: bring it back, and resume";
+            status.facts.push(("fast leg".to_owned(), what.to_owned()));
         } else if self.is_broken() {
             let dirty = self.dirty_lines();
             status.health = if dirty == 0 { Health::Degraded } else { Health::Failed };
@@ -233,7 +261,7 @@ impl Service for Cache {
         if let Some(trouble) = &*self.trouble.lock().unwrap_or_else(std::sync::PoisonError::into_inner) {
             status.facts.push(("trouble".to_owned(), trouble.clone()));
         }
-        if self.flushing.wanted.load(Ordering::Relaxed) {
+        if self.flushing.left.load(Ordering::Relaxed) > 0 {
             let total = self.flushing.total.load(Ordering::Relaxed);
             let done = self.flushing.done.load(Ordering::Relaxed).min(total);
             status.progress.push(Progress { what: "flush (lines)".to_owned(), done, total });

@@ -44,7 +44,7 @@ fn take_soon<'a>(turn: &'a Turn, why_not: &str) -> Result<Taken<'a>, ServiceErro
 
 impl Cache {
     /// Waits until nobody writes dirty lines back or changes the table on the fast leg. Not to be called on a shard.
-    fn stop_beside(&self) -> Result<[Taken<'_>; 2], ServiceError> {
+    pub(super) fn stop_beside(&self) -> Result<[Taken<'_>; 2], ServiceError> {
         // In the order in which who writes lines back takes them.
         let moving = take_soon(&self.moving, "dirty lines are being written back, slowly: try again")?;
         let committing = take_soon(&self.commits.turn, "what was written is being made durable, slowly: try again")?;
@@ -104,8 +104,9 @@ impl Cache {
         Ok(())
     }
 
-    /// Stores the superblock once more: while nothing is erased yet, a fast leg that takes no writes costs nothing.
-    fn try_fast(&self) -> Result<(), ServiceError> {
+    /// Stores the superblock once more: while nothing is erased or out of force yet, a fast leg that takes no writes costs nothing. No request
+    /// is in flight.
+    pub(super) fn try_fast(&self) -> Result<(), ServiceError> {
         let mut stored = self.superblock();
         let Some((superblock, generation)) = stored.as_mut().filter(|_| !self.is_void()) else { return Ok(()) };
         *generation = superblock.store(&self.fast, *generation)?;

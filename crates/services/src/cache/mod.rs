@@ -41,7 +41,7 @@ mod upkeep;
 
 use std::sync::{
     Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-    atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
 };
 
 use millrace_block::{BlockCount, BlockError, BlockSize, Geometry, Lba, PerShard, Volume};
@@ -231,9 +231,12 @@ struct Commits {
 /// Writing back that was asked for.
 #[derive(Debug, Default)]
 struct Flushing {
-    wanted: AtomicBool,
+    /// Slots that are yet to be looked at for the command.
+    left: AtomicU32,
     done: AtomicU64,
     total: AtomicU64,
+    /// The slot where the next try to take everything out begins: one that was cut short goes on behind what was refused.
+    hand: AtomicU32,
 }
 
 /// See the module.

@@ -23,6 +23,8 @@ const CHUNK: usize = 1 << 20;
 const SAMPLES: u32 = 16;
 /// Bytes that are erased at once.
 const ERASED_AT_ONCE: u64 = 16 << 20;
+/// What was tried where the fast leg has refused what its opening flushes.
+const FLUSH: &str = "flush";
 
 impl Cache {
     /// Comes into force.
@@ -48,7 +50,13 @@ impl Cache {
         let known = before.filter(|before| before.is_spent()).and_then(|before| before.superblock().clone());
         // What the superblock there says of dirty lines stays as it is: it cannot be told.
         let known = known.filter(|(superblock, _)| superblock.may_be_dirty || self.plan.mode == Mode::Through);
-        let Some(known) = known else { return Err(error) };
+        let Some(known) = known else {
+            if matches!(error, ServiceError::Leg { what: FLUSH, .. }) {
+                // The leg tells once.
+                self.failures.losses.add();
+            }
+            return Err(error);
+        };
         self.stay_without(known, &error)
     }
 
@@ -64,9 +72,14 @@ impl Cache {
         let core = self.core.get_or_init(|| Core::new(known.0.plan));
         self.fill_table(core, &[], false)?;
         self.take_force(known);
+        self.stay_out(error);
+        Ok(())
+    }
+
+    /// Is not well, for this reason: the status says so. What is not in force, after a change that failed, `resume` tries once more.
+    pub(super) fn stay_out(&self, error: &ServiceError) {
         self.broken.store(true, Ordering::Relaxed);
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
-        Ok(())
     }
 
     /// Comes into force by what the legs hold.
@@ -106,11 +119,7 @@ impl Cache {
                 let again = mount.reason == Reason::Create && superblock.may_be_dirty && superblock.label == self.label;
                 let ours = fast_is_ours || again;
                 if !ours && superblock.may_be_dirty && !mount.reformat {
-                    return Err(self.wrong(&format!(
-                        "it is the cache of volume {:?} and holds data that were not written back; open that volume and flush it. If nothing of it is \
-                         needed (the power failed while it was put in, say), --reformat begins an empty one",
-                        superblock.label
-                    )));
+                    return Err(self.anothers(&superblock.label, mount.reason));
                 }
                 if !ours {
                     return self.prepare(found.generation);
@@ -119,6 +128,22 @@ impl Cache {
                 self.open(superblock, &found, same_slow)
             }
         }
+    }
+
+    /// Why a fast leg that may have what no other has is not taken.
+    fn anothers(&self, label: &str, reason: Reason) -> ServiceError {
+        if reason == Reason::Change && label == self.label {
+            // It could not be told when it went, or the volume never knew of it: the slow leg was written without it since.
+            return self.wrong(&format!(
+                "it is the cache of volume {label:?} and holds data that were not written back. If it was this volume's (it failed and was taken out, or \
+                 the power failed while it was put in), they are older than the slow leg: --reformat begins an empty one, and the volume made anew from \
+                 it would have old blocks. If it is another's of this name, open that one and flush it"
+            ));
+        }
+        self.wrong(&format!(
+            "it is the cache of volume {label:?} and holds data that were not written back; open that volume and flush it. If nothing of it is \
+             needed (the power failed while it was put in, say), --reformat begins an empty one"
+        ))
     }
 
     fn wrong(&self, what: &str) -> ServiceError {
@@ -143,7 +168,7 @@ impl Cache {
         }
         // A page that a dead process wrote may not be durable yet: what it says must not go back when its slots have been given to others.
         let flushed = self.wait_for(|me, cx| Box::pin(async move { legs::flush(cx, &*me.fast).await }))?;
-        flushed.map_err(|source| self.leg_error("flush", source))?;
+        flushed.map_err(|source| self.leg_error(FLUSH, source))?;
         let entries = self.load_table(&superblock)?;
         let same = !same_slow || superblock.state != State::Closed || self.compare_samples(&superblock, &entries)?;
         if !same && superblock.may_be_dirty {
@@ -264,9 +289,10 @@ impl Cache {
     fn take_force(&self, known: (Superblock, u64)) {
         self.may_be_dirty.store(known.0.may_be_dirty, Ordering::Relaxed);
         *self.superblock() = Some(known);
-        for flag in [&self.void, &self.broken, &self.leaving, &self.flushing.wanted] {
+        for flag in [&self.void, &self.broken, &self.leaving] {
             flag.store(false, Ordering::Relaxed);
         }
+        self.flushing.left.store(0, Ordering::Relaxed);
         self.fast_unflushed.take();
         self.slow_unflushed.add(WRITTEN | BESIDE);
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -400,6 +426,15 @@ impl Cache {
             }
             return Ok(());
         }
+        // Where memory has nothing of its own the next mount does without the leg.
+        if !self.is_spent()
+            && let Err(error) = self.try_fast()
+        {
+            // The next mount would not come into force, nor would this one again.
+            self.fast_failed("the superblock", &error);
+            self.in_force.store(true, Ordering::Relaxed);
+            return Err(error);
+        }
         if self.is_broken() {
             // What is on it cannot be vouched for: the next mount takes it for a crash.
             return Ok(());
@@ -412,9 +447,33 @@ impl Cache {
             (core.plan.slots, core.plan.per_page(block_size)),
             (superblock.plan.slots, superblock.plan.per_page(block_size))
         );
-        let superblock = Superblock { state, may_be_dirty: dirty, ..superblock };
-        superblock.store(&self.fast, generation)?;
-        Ok(())
+        let closed = Superblock { state, may_be_dirty: dirty, ..superblock.clone() };
+        let Err(error) = closed.store(&self.fast, generation) else { return Ok(()) };
+        self.fast_failed("the superblock", &error);
+        // One copy may call it closed: to go on then would make old blocks of the table count after a crash.
+        if let Ok(generation) = superblock.store(&self.fast, generation + 2) {
+            *self.superblock() = Some((superblock, generation));
+            self.in_force.store(true, Ordering::Relaxed);
+        }
+        Err(error)
+    }
+
+    /// Gone for good. A fast leg that had failed could not be told before, and what it still calls dirty is older than what the slow leg has.
+    pub(super) fn say_left(&self) {
+        let is_elsewhere = self.dirty_lines() == 0 && self.slow_unflushed.is_empty();
+        let known = self.superblock().clone().filter(|_| self.is_broken() && is_elsewhere);
+        let Some((superblock, _)) = known else { return };
+        let told = Superblock::load(&self.fast).and_then(|there| {
+            // The new stack may have the leg for something else, and have stored its own there: nothing of the cache comes back then.
+            let ours = there.filter(|(now, found)| now.id == superblock.id && !found.lacks_copy());
+            let Some((_, found)) = ours else { return Ok(()) };
+            let left = Superblock { state: State::Left, may_be_dirty: false, ..superblock };
+            left.store(&self.fast, found.generation).map(drop)
+        });
+        if let Err(error) = told {
+            tracing::error!(cache = self.name, leg = self.fast.name(), %error, "the fast leg is no cache of this volume any more, and cannot be told: \
+                it may call blocks dirty that are older than those of the slow leg. Erase its first 16 KiB before it is used again");
+        }
     }
 
     /// Makes all data durable and then stores the whole table.

@@ -15,7 +15,7 @@ use super::{
     Cache, Core, Part,
     policy::Lines,
     table::{Found, clear_bits, set_bits},
-    unflushed::{BESIDE, WRITTEN},
+    unflushed::WRITTEN,
 };
 use crate::locks::{Locked, Ranges};
 
@@ -423,14 +423,14 @@ impl Cache {
         self.acknowledge(cx, changed || fua, fua).await
     }
 
-    /// Some of these blocks may have been written before the request failed. Those that are on the slow leg, too, are read there: otherwise
-    /// they would change once more when their line goes. Their range is locked.
+    /// What the fast leg has of these blocks is not believed any more: some may have been written before a request failed, say. Those that are
+    /// on the slow leg, too, are read there: otherwise they would change once more when their line goes. Their range is locked.
     pub(super) fn in_doubt(&self, core: &Core, slot: u32, mask: u64) {
         let place = core.table.slot(slot);
-        let clean = mask & !place.dirty.load(Ordering::SeqCst);
-        if place.stored.load(Ordering::SeqCst) & clean != 0 {
-            // Of what was written back the slow leg alone has it from now on: a flush that fails may lose it.
-            self.slow_unflushed.add(WRITTEN | BESIDE);
+        let clean = mask & place.valid.load(Ordering::SeqCst) & !place.dirty.load(Ordering::SeqCst);
+        if place.stored.load(Ordering::SeqCst) & clean != 0 && self.leave_to_slow() {
+            // Of several the guest is told by one flush.
+            self.failures.losses.add();
         }
         clear_bits(&place.valid, clean);
     }

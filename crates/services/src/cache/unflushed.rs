@@ -44,6 +44,10 @@ impl Unflushed {
     pub(super) fn is_empty(&self) -> bool {
         self.0.load(Ordering::SeqCst) == 0
     }
+
+    fn has(&self, what: u8) -> bool {
+        self.0.load(Ordering::SeqCst) & what != 0
+    }
 }
 
 /// Flushes that failed.
@@ -77,7 +81,8 @@ impl Cache {
             self.slow_unflushed.add(WRITTEN);
             self.failures.slow.fetch_add(1, Ordering::SeqCst);
             self.failures.suspect.store(true, Ordering::SeqCst);
-            if what & BESIDE != 0 {
+            // What was added meanwhile may be lost, too, and the next flush asks for it in vain.
+            if what & BESIDE != 0 || self.slow_unflushed.has(BESIDE) {
                 self.failures.losses.add();
             }
             // One text, which is logged once however often it happens.
@@ -89,6 +94,13 @@ impl Cache {
             let _ = self.take_back(core).await;
         }
         flushed
+    }
+
+    /// Of blocks that were written back the slow leg alone has the data from now on: they cannot become dirty again. To be called before
+    /// they are taken away from the fast leg, with their range locked. Returns whether a flush that has failed may have lost them.
+    pub(super) fn leave_to_slow(&self) -> bool {
+        self.slow_unflushed.add(WRITTEN | BESIDE);
+        self.failures.suspect.load(Ordering::SeqCst)
     }
 
     /// What was written back, and a failed flush may have lost, becomes dirty again. Called with the turn to commit.

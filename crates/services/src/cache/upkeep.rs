@@ -23,6 +23,14 @@ const SORTED: usize = 32;
 const LOOKS: u32 = 4096;
 /// Passes over everything in which all that is dirty must become clean, while writes go through.
 const PASSES: usize = 5;
+/// Lines that a leg refuses one after the other before the others are left for the next time.
+const REFUSALS: u32 = 64;
+/// A full cache is given room whenever so large a part of it was written back,
+const SETTLED: u64 = 50;
+/// and a small one, which would be flushed all the time, when that was what may be written back in such a part of a second,
+const SETTLED_TIME: u64 = 4;
+/// or so large a part of it.
+const SETTLED_SMALL: u64 = 8;
 /// Periods that a change may take between the end of the call to leave and its own.
 pub(super) const LEAVE_PERIODS: u32 = 100;
 
@@ -39,13 +47,14 @@ struct Pace {
 }
 
 impl Pace {
-    async fn spend(&mut self, cx: TaskContext<'_>, stop: &Stop, bytes: u64) {
+    async fn spend(&mut self, cx: TaskContext<'_>, stop: &Stop, bytes: u64, hurries: impl Fn() -> bool) {
         // Legs in memory make nobody wait.
         yield_now().await;
         self.owed += Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(self.rate)) as u64);
-        if self.owed >= Duration::from_millis(1) {
-            stop.sleep(cx, self.owed).await;
-            self.owed = Duration::ZERO;
+        while self.owed >= Duration::from_millis(1) && !stop.is_set() && !hurries() {
+            let step = self.owed.min(PERIOD);
+            stop.sleep(cx, step).await;
+            self.owed -= step;
         }
     }
 }
@@ -65,8 +74,8 @@ impl Cache {
         let cx = cx.with_buffers(&pool);
         let (mut hand, mut leaving, mut told) = (0, 0, false);
         while !stop.is_set() {
-            let result = if self.flushing.wanted.load(Ordering::Acquire) {
-                self.flush_everything(cx, &stop, core).await
+            let result = if self.flushing.left.load(Ordering::Acquire) > 0 {
+                self.flush_everything(cx, &stop, core, &mut hand).await
             } else if self.is_void() && self.is_in_force() && !told {
                 let result = self.say_void(cx).await;
                 told = result.is_ok();
@@ -106,8 +115,10 @@ impl Cache {
         let crowded = self.dirty_lines() > u64::from(slots) * 7 / 10;
         let mut pace = Pace { rate: self.plan.rate, owed: Duration::ZERO };
         let (mut left, mut cleaned) = (if crowded { slots } else { slots / PERIODS + 1 }, 0);
+        let settled = self.settled(core);
+        let hurries = || self.flushing.left.load(Ordering::Relaxed) > 0;
         let mut result = Ok(());
-        while left > 0 && result.is_ok() && !stop.is_set() {
+        while left > 0 && result.is_ok() && !stop.is_set() && !hurries() {
             let mut chosen = [(0_u64, 0_u32); SORTED];
             let (mut used, mut looks) = (0, 0);
             while left > 0 && used < SORTED && looks < LOOKS {
@@ -133,39 +144,83 @@ impl Cache {
                 match self.write_line_back(cx, core, *slot, false).await {
                     Ok(bytes) => {
                         cleaned += bytes;
-                        pace.spend(cx, stop, bytes).await;
+                        pace.spend(cx, stop, bytes, hurries).await;
                     }
                     Err(error) => result = Err(error),
                 }
+            }
+            if crowded && cleaned > settled {
+                result = result.and(self.commit_moved(cx).await);
+                cleaned = 0;
             }
         }
         // Now lines that were written back can go.
         if cleaned > 0 { result.and(self.commit_moved(cx).await) } else { result }
     }
 
-    /// What the command asks for.
-    async fn flush_everything(&self, cx: TaskContext<'_>, stop: &Stop, core: &Core) -> Result<(), BlockError> {
-        for slot in 0..core.table.len() {
+    /// Bytes that are written back before a full cache is given room.
+    fn settled(&self, core: &Core) -> u64 {
+        let all = u64::from(core.table.len()) << core.plan.line_shift;
+        (all / SETTLED).max((self.plan.rate / SETTLED_TIME).min(all / SETTLED_SMALL))
+    }
+
+    /// What the command asks for. A line that cannot be moved is left to the rounds, which try it again and keep to the rate.
+    pub(super) async fn flush_everything(
+        &self,
+        cx: TaskContext<'_>,
+        stop: &Stop,
+        core: &Core,
+        hand: &mut u32,
+    ) -> Result<(), BlockError> {
+        // All of them, whatever the command says: where it is given again meanwhile, its word is another one than this.
+        let slots = core.table.len();
+        let left = self.flushing.left.fetch_min(slots, Ordering::AcqRel).min(slots);
+        let (looked, result) = self.clean_all(cx, stop, core, hand, left).await;
+        // Unless it was set meanwhile.
+        let _ = self.flushing.left.compare_exchange(left, left - looked, Ordering::AcqRel, Ordering::Relaxed);
+        result
+    }
+
+    /// Writes lines back, those of the next `left` slots, and makes that durable. One that cannot be moved keeps no other where it is: its error
+    /// is told at the end. Also returns how many slots were looked at.
+    async fn clean_all(
+        &self,
+        cx: TaskContext<'_>,
+        stop: &Stop,
+        core: &Core,
+        hand: &mut u32,
+        left: u32,
+    ) -> (u32, Result<(), BlockError>) {
+        let slots = core.table.len();
+        let (mut result, mut moved, mut refused, mut looked) = (Ok(()), 0_u64, 0, 0);
+        // A leg that is gone is not waited for line by line.
+        while looked < left && refused < REFUSALS {
             if stop.is_set() {
-                return Ok(());
+                return (looked, result);
             }
-            if self.clean_line(cx, core, slot).await? > 0 {
-                self.flushing.done.fetch_add(1, Ordering::Relaxed);
+            let slot = *hand % slots;
+            (*hand, looked) = ((slot + 1) % slots, looked + 1);
+            match self.clean_line(cx, core, slot).await {
+                Ok(0) => {}
+                Ok(_) => {
+                    (moved, refused) = (moved + 1, 0);
+                    self.flushing.done.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(error) => (result, refused) = (result.and(Err(error)), refused + 1),
             }
         }
-        self.commit_moved(cx).await?;
-        self.flushing.wanted.store(false, Ordering::Release);
-        Ok(())
+        (looked, if result.is_err() && moved == 0 { result } else { result.and(self.commit_moved(cx).await) })
     }
 
     /// Writes back everything, and again what became dirty meanwhile, but not for ever.
     pub(super) async fn drain(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
         let core = self.core()?;
+        let stop = Stop::default();
         for _ in 0..PASSES {
-            for slot in 0..core.table.len() {
-                self.clean_line(cx, core, slot).await?;
-            }
-            self.commit_moved(cx).await?;
+            let mut hand = self.flushing.hand.load(Ordering::Relaxed);
+            let (_, result) = self.clean_all(cx, &stop, core, &mut hand, core.table.len()).await;
+            self.flushing.hand.store(hand, Ordering::Relaxed);
+            result?;
             if self.dirty_lines() == 0 {
                 break;
             }
@@ -181,11 +236,11 @@ impl Cache {
 
     /// Writes the next of all lines back, and now and then lets the shard do something else: legs in memory make nobody wait.
     pub(super) async fn clean_line(&self, cx: TaskContext<'_>, core: &Core, slot: u32) -> Result<u64, BlockError> {
-        let bytes = self.write_line_back(cx, core, slot, true).await?;
-        if bytes > 0 || slot.is_multiple_of(LOOKS) {
+        let bytes = self.write_line_back(cx, core, slot, true).await;
+        if bytes != Ok(0) || slot.is_multiple_of(LOOKS) {
             yield_now().await;
         }
-        Ok(bytes)
+        bytes
     }
 
     /// Writes a line's dirty blocks to the slow leg; how many bytes. A line that is in use is left alone, or waited for.

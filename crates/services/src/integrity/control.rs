@@ -109,7 +109,7 @@ impl Integrity {
         };
         let content = self.content(&uuid, phase);
         for generation in [generation + 1, generation + 2] {
-            REGION.store(&self.leg, generation, &content)?;
+            self.flushes.store(&self.leg, &REGION, generation, &content)?;
             self.control().generation = generation;
         }
         Ok(())
@@ -155,7 +155,7 @@ impl Integrity {
         if !read_only {
             // A page that a dead process wrote may not be durable yet: the next one goes over the page that is. Before anything else that
             // flushes: the leg tells once.
-            self.block_on("flush", |volume, cx| Box::pin(async move { legs::flush(cx, &*volume.leg).await }))?;
+            self.block_on("flush", |volume, cx| Box::pin(volume.flushes.flush_alone(cx, &*volume.leg)))?;
         }
         // Also one that is of before a crash: alone, it would have the volume erased.
         if !read_only

@@ -113,7 +113,7 @@ impl Tagged {
         };
         let content = self.content(&uuid, phase, self.shown.load(Ordering::Relaxed));
         for generation in [generation + 1, generation + 2] {
-            REGION.store(self.leg(), generation, &content)?;
+            self.flushes.store(self.leg(), &REGION, generation, &content)?;
             self.control().generation = generation;
         }
         Ok(())
@@ -186,7 +186,7 @@ impl Tagged {
         if !read_only {
             // What a process that died had written may not be durable yet, and from here on counts as if it were. Before anything else that
             // flushes: the leg tells once.
-            self.block_on("flush", |volume, cx| Box::pin(async move { legs::flush(cx, &**volume.leg()).await }))?;
+            self.block_on("flush", |volume, cx| Box::pin(volume.flushes.flush_alone(cx, &**volume.leg())))?;
         }
         // Also one that is of before a crash: alone, it would have the volume erased.
         if !read_only

@@ -152,6 +152,13 @@ fn rounded(tokens: u64) -> u64 {
 }
 
 impl Cap {
+    /// When its bucket filled, of one that is about to be divided anew: what was at hand may just have been spent, so that it holds no more
+    /// than it did without.
+    fn filled_without_leases(&self, now: u64) -> u64 {
+        let least = self.division.map_or(0, |(_, division)| now.saturating_sub(division.rest.burst_ns));
+        self.filled.max(least)
+    }
+
     /// The largest request is forgotten by and by, and leases grow at the bucket's cost. None is void: what is at hand and what the bucket
     /// holds are no more than before, and whoever asks for more than there is room for is [noted](Level::note) first.
     fn fade(&mut self, now: u64, tokens: u64) {
@@ -270,7 +277,7 @@ impl Level {
     /// owed is forgiven. Of caps that stay as they are shards keep what they have at hand.
     pub(super) fn set(&self, rates: &Rates, from: &[&Level]) {
         let now = clock::now();
-        let caps_of = |from: &&Level| from.lock().caps.each_ref().map(|cap| (cap.rate, cap.filled));
+        let caps_of = |from: &&Level| from.lock().caps.each_ref().map(|cap| (cap.rate, cap.filled_without_leases(now)));
         let more = |one: (_, u64), other: (_, u64)| (one.0, one.1.max(other.1));
         let before = from.iter().map(caps_of).reduce(|all, these| std::array::from_fn(|cap| more(all[cap], these[cap])));
         let mut state = self.lock();
@@ -280,6 +287,8 @@ impl Level {
                 (cap.rate, cap.filled) = before[at];
             } else if cap.rate == *rate {
                 continue;
+            } else {
+                cap.filled = cap.filled_without_leases(now);
             }
             cap.filled = match (cap.rate, *rate) {
                 (Some(old), Some(new)) => bucket::changed(cap.filled, now, old, new),

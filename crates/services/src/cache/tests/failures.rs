@@ -343,6 +343,82 @@ fn a_fast_leg_is_used_again_although_the_slow_one_refuses_its_flush() {
     on_bench(&graph, |bench| bench.expect(0, &data));
 }
 
+/// What was written back is on the fast leg still, until that is used again and not trusted. The slow leg forgets it then, or has before, and
+/// who had a line kept it from becoming dirty again.
+#[test]
+fn the_guest_is_told_of_what_was_written_back_and_lost_when_the_fast_leg_is_used_again() {
+    for before in [false, true] {
+        let legs = faulty(50);
+        legs[SLOW].hold_writes();
+        let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+        on_bench(&graph, |bench| {
+            bench.write_random(0, 40);
+            bench.plain(Operation::Flush, 0, 0).unwrap();
+        });
+        let cache = cache(&graph);
+        let core = cache.core().unwrap();
+        let moved = cache.wait_for(|me, cx| {
+            Box::pin(async move {
+                let core = me.core()?;
+                for slot in 0..core.table.len() {
+                    me.clean_line(cx, core, slot).await?;
+                }
+                Ok::<_, BlockError>(())
+            })
+        });
+        assert_eq!((moved.unwrap(), cache.dirty_lines()), (Ok(()), 0));
+        let forget = || legs[SLOW].add(Rule::new(Kind::Flush, When::Nth(1), Effect::Forget(WRITE_FAULT)));
+        if before {
+            let _in_use = core.ranges.try_lock(core.line_bytes(0)).expect("nobody has it");
+            forget();
+            let ours = cache.wait_for(|me, cx| Box::pin(async move { me.commit(cx).await }));
+            assert_eq!((ours.unwrap(), cache.dirty_lines()), (Err(WRITE_FAULT), 0));
+        }
+        pull(&legs[FAST]);
+        on_bench(&graph, |bench| drop(bench.read(0, 8)));
+        assert!(cache.is_broken());
+        legs[FAST].clear();
+        if !before {
+            forget();
+        }
+        let said = cache.command("resume", &Settings::default()).unwrap();
+        assert!(said.contains("the fast leg is used again"), "{said}");
+        on_bench(&graph, |bench| {
+            assert_eq!(bench.plain(Operation::Flush, 0, 0), Err(BlockError::WriteFault { errno: 0 }), "{before}");
+            assert_eq!(bench.plain(Operation::Flush, 0, 0), Ok(()), "once");
+        });
+    }
+}
+
+/// The slow leg forgot what was written back, and who had a line kept it from becoming dirty again. Then a write of it fails half way, and what
+/// the fast leg has of it is not believed any more.
+#[test]
+fn the_guest_is_told_of_what_was_written_back_and_lost_when_a_write_fails() {
+    let legs = faulty(50);
+    legs[SLOW].hold_writes();
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+    on_bench(&graph, |bench| {
+        bench.write_random(0, 8);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+    });
+    let cache = cache(&graph);
+    let core = cache.core().unwrap();
+    let moved = cache.wait_for(|me, cx| Box::pin(async move { me.clean_line(cx, me.core()?, 0).await }));
+    assert_eq!((moved.unwrap(), cache.dirty_lines()), (Ok(4096), 0));
+    {
+        let _in_use = core.ranges.try_lock(core.line_bytes(0)).expect("nobody has it");
+        legs[SLOW].add(Rule::new(Kind::Flush, When::Nth(1), Effect::Forget(WRITE_FAULT)));
+        let ours = cache.wait_for(|me, cx| Box::pin(async move { me.commit(cx).await }));
+        assert_eq!((ours.unwrap(), cache.dirty_lines()), (Err(WRITE_FAULT), 0));
+    }
+    legs[FAST].add(Rule::new(Kind::Write, When::Nth(1), Effect::Fail(BlockError::Memory)));
+    on_bench(&graph, |bench| {
+        assert_eq!(bench.write(0, &[9; 4096]), Err(BlockError::Memory));
+        assert_eq!(bench.plain(Operation::Flush, 0, 0), Err(BlockError::WriteFault { errno: 0 }));
+        assert_eq!(bench.plain(Operation::Flush, 0, 0), Ok(()), "once");
+    });
+}
+
 #[test]
 fn a_bad_sector_does_not_keep_a_volume_from_being_opened() {
     for leg in [FAST, SLOW] {
@@ -396,6 +472,151 @@ fn what_cannot_be_written_back_stays_dirty_and_is_tried_again() {
     legs[1].clear();
     cache(&graph).drain_now().unwrap();
     assert_eq!(slow_data(&volumes(&legs), 0, 40), data);
+}
+
+/// What upkeep does after the command.
+fn flush_all(cache: &Cache) -> Result<(), BlockError> {
+    let flushed = cache.wait_for(|me, cx| {
+        Box::pin(async move {
+            let (stop, mut hand) = (crate::background::Stop::default(), 0);
+            me.flush_everything(cx, &stop, me.core()?, &mut hand).await
+        })
+    });
+    flushed.unwrap()
+}
+
+/// One of upkeep's rounds.
+fn one_round(cache: &Cache) -> Result<(), BlockError> {
+    let done = cache.wait_for(|me, cx| {
+        Box::pin(async move {
+            let (stop, mut hand) = (crate::background::Stop::default(), 0);
+            me.round(cx, &stop, me.core()?, &mut hand).await
+        })
+    });
+    done.unwrap()
+}
+
+/// One sector of the fast leg cannot be read, or one of the slow leg not be written.
+#[test]
+fn a_line_that_cannot_be_moved_keeps_no_other_where_it_is() {
+    for (leg, by_command) in [(FAST, true), (FAST, false), (SLOW, true), (SLOW, false)] {
+        let legs = faulty(50);
+        let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+        let mut data = Vec::new();
+        on_bench(&graph, |bench| data = bench.write_random(0, 40));
+        let cache = cache(&graph);
+        let core = cache.core().unwrap();
+        assert_eq!(core.table.slot(0).line(), Some(0), "it is the first that is tried");
+        let (lba, kind, fault) = match leg {
+            FAST => (core.plan.data(0) >> 9, Kind::Read, READ_FAULT),
+            _ => (0, Kind::Write, WRITE_FAULT),
+        };
+        let range = Some((Lba(lba), BlockCount(8)));
+        legs[leg].add(Rule { range, ..Rule::new(kind, When::Always, Effect::Fail(fault)) });
+        if by_command {
+            cache.command("flush", &Settings::default()).unwrap();
+            assert_eq!(flush_all(&cache), Err(fault));
+            assert_eq!(cache.flushing.left.load(Ordering::Relaxed), 0, "it is tried again at upkeep's own pace");
+        } else {
+            let refused = cache.leave().unwrap_err().to_string();
+            assert!(refused.contains("(1 lines are only on the fast leg)"), "{refused}");
+        }
+        assert_eq!(fact(&graph, "dirty lines").as_deref(), Some("1"));
+        assert_eq!(slow_data(&volumes(&legs), 8, 32), data[8 * 512..]);
+        legs[leg].clear();
+        if by_command {
+            // It was written lately, and is left alone once.
+            (0..2).for_each(|_| assert_eq!(one_round(&cache), Ok(())));
+        } else {
+            cache.drain_now().unwrap();
+        }
+        assert_eq!(cache.dirty_lines(), 0);
+        assert_eq!(slow_data(&volumes(&legs), 0, 40), data);
+    }
+}
+
+/// As many in a row cannot be moved as end a pass.
+#[test]
+fn what_lies_behind_many_lines_that_cannot_be_moved_is_written_back_by_the_next_try() {
+    for by_command in [true, false] {
+        let legs = faulty(100);
+        let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+        on_bench(&graph, |bench| (0..80).for_each(|line| drop(bench.write_random(line * 8, 8))));
+        let cache = cache(&graph);
+        let core = cache.core().unwrap();
+        let dirty = cache.dirty_lines();
+        assert!(dirty > 70 && (0..64).all(|slot| !core.table.slot(slot).is_clean()), "{dirty}");
+        let range = Some((Lba(core.plan.data(0) >> 9), BlockCount(64 * 8)));
+        legs[FAST].add(Rule { range, ..Rule::new(Kind::Read, When::Always, Effect::Fail(READ_FAULT)) });
+        if by_command {
+            cache.command("flush", &Settings::default()).unwrap();
+            let passes = cache.wait_for(|me, cx| {
+                Box::pin(async move {
+                    let (stop, mut hand, core) = (crate::background::Stop::default(), 0, me.core()?);
+                    let first = me.flush_everything(cx, &stop, core, &mut hand).await;
+                    let left = me.flushing.left.load(Ordering::Relaxed);
+                    let second = me.flush_everything(cx, &stop, core, &mut hand).await;
+                    Ok::<_, BlockError>((first, left, second))
+                })
+            });
+            let rest = core.table.len() - 64;
+            assert_eq!(passes.unwrap(), Ok((Err(READ_FAULT), rest, Ok(()))));
+            assert_eq!(cache.flushing.left.load(Ordering::Relaxed), 0);
+        } else {
+            let refused = [(); 2].map(|()| cache.leave().unwrap_err().to_string());
+            assert!(refused[0].contains(&format!("({dirty} lines are only on the fast leg)")), "{refused:?}");
+            assert!(refused[1].contains("(64 lines are only on the fast leg)"), "{refused:?}");
+        }
+        assert_eq!(cache.dirty_lines(), 64);
+    }
+}
+
+/// A cache of some lines of 4 KiB, nearly all of which are dirty.
+fn crowded(rate: &str) -> (Vec<Arc<FaultVolume>>, Graph) {
+    let legs = faulty(80);
+    let graph = open(&format!("mode=back, line=4K, rate={rate}"), &volumes(&legs), Reason::Create);
+    on_bench(&graph, |bench| (0..70).for_each(|line| drop(bench.write_random(line * 8, 8))));
+    assert!(cache(&graph).dirty_lines() > 60);
+    (legs, graph)
+}
+
+/// A line a second is moved, which the command need not wait for.
+#[test]
+fn the_command_flush_ends_a_round_that_keeps_to_the_rate() {
+    let (legs, graph) = crowded("4K");
+    let before = legs[SLOW].requests(Kind::Write);
+    let beside = cache(&graph);
+    let round = std::thread::spawn(move || one_round(&beside));
+    until("a line is written back", || legs[SLOW].requests(Kind::Write) > before);
+    cache(&graph).command("flush", &Settings::default()).unwrap();
+    assert_eq!(round.join().unwrap(), Ok(()));
+    assert!(cache(&graph).dirty_lines() > 0, "the round went on to its end");
+    assert_eq!(flush_all(&cache(&graph)), Ok(()));
+    assert_eq!(cache(&graph).dirty_lines(), 0);
+}
+
+#[test]
+fn a_full_cache_has_room_before_all_of_it_is_written_back() {
+    let (legs, graph) = crowded("1T");
+    let before = legs[SLOW].requests(Kind::Flush);
+    assert_eq!(one_round(&cache(&graph)), Ok(()));
+    assert_eq!(cache(&graph).dirty_lines(), 0);
+    assert!(legs[SLOW].requests(Kind::Flush) > before + 1, "lines can go only when they are flushed");
+}
+
+/// Each commit costs flushes of both legs.
+#[test]
+fn a_small_cache_that_is_full_is_not_flushed_all_the_time() {
+    let legs = faulty(300);
+    let graph = open("mode=back, line=4K, rate=1T", &volumes(&legs), Reason::Create);
+    on_bench(&graph, |bench| (0..250).for_each(|line| drop(bench.write_random(line * 8, 8))));
+    let cache = cache(&graph);
+    assert!(cache.dirty_lines() > u64::from(cache.core().unwrap().table.len()) * 7 / 10);
+    let before = legs[SLOW].requests(Kind::Flush);
+    assert_eq!((one_round(&cache), cache.dirty_lines()), (Ok(()), 0));
+    // An eighth of the cache is more than what is sorted together.
+    let flushes = legs[SLOW].requests(Kind::Flush) - before;
+    assert!((2..=5).contains(&flushes), "{flushes}");
 }
 
 #[test]

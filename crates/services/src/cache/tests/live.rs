@@ -142,6 +142,160 @@ fn a_dead_fast_leg_keeps_no_volume_from_being_changed() {
     }
 }
 
+/// A volume with a cache, whose legs can fail, with some data.
+fn running(mode: &str) -> (Vec<Arc<FaultVolume>>, Running, Vec<u8>) {
+    let legs = faulty(50);
+    let disks = volumes(&legs);
+    let graph = graph(&stack(&format!("mode={mode}, line=4K")), &disks, None, Reason::Create, &Arc::default()).unwrap();
+    let switch = Switch::new("test", Arc::clone(graph.volume()));
+    let running = Running { disks, graph, switch };
+    let mut data = Vec::new();
+    running.guest(|bench| data = bench.write_random(0, 100));
+    (legs, running, data)
+}
+
+/// Everything is there, and is written and flushed as before.
+fn goes_on(running: &Running, data: &mut [u8]) {
+    running.guest(|bench| {
+        bench.expect(0, data);
+        let new = bench.write_random(20, 30);
+        data[20 * 512..50 * 512].copy_from_slice(&new);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+        bench.expect(0, data);
+    });
+}
+
+/// Nothing but a change writes it.
+#[test]
+fn a_superblock_that_cannot_be_written_costs_the_cache_and_not_the_volume() {
+    use millrace_backends::fault::{Effect, Kind, Rule, When};
+    use millrace_block::{BlockCount, Lba};
+    for mode in ["through", "back"] {
+        // One copy, or both.
+        for blocks in [16, 32] {
+            let (legs, mut running, mut data) = running(mode);
+            let range = Some((Lba(0), BlockCount(blocks)));
+            let fault = Effect::Fail(BlockError::WriteFault { errno: 5 });
+            legs[0].add(Rule { range, ..Rule::new(Kind::Write, When::Always, fault) });
+            let other = stack(&format!("mode={mode}, line=4K, rate=1M"));
+            let refused = running.change(&other).unwrap_err().to_string();
+            assert!(refused.contains("could not be stored"), "{refused}");
+            goes_on(&running, &mut data);
+            if mode == "back" {
+                // The leg is known to fail, and lines are only there.
+                running.change(&other).unwrap_err();
+                goes_on(&running, &mut data);
+                cache(&running.graph).drain_now().unwrap();
+            }
+            running.change(&other).unwrap();
+            goes_on(&running, &mut data);
+            assert_eq!(fact(&running.graph, "fast leg").as_deref(), Some("failed; the volume goes on without it"));
+            legs[0].clear();
+            cache(&running.graph).command("resume", &Settings::default()).unwrap();
+            goes_on(&running, &mut data);
+            running.change("disk:1").unwrap();
+            running.guest(|bench| bench.expect(0, &data));
+        }
+    }
+}
+
+/// A copy of it may say that all of the table counts, and the volume goes on, past the cache.
+#[test]
+fn a_superblock_that_fails_at_the_last_moment_brings_no_old_blocks_back() {
+    use millrace_backends::fault::{Effect, Kind, Rule, When};
+    use millrace_block::{BlockCount, Lba};
+    for mode in ["through", "back"] {
+        // It was stored twice to see whether it can be.
+        for nth in [3, 4] {
+            let (legs, mut running, mut data) = running(mode);
+            let range = Some((Lba(0), BlockCount(32)));
+            let fault = Effect::Fail(BlockError::WriteFault { errno: 5 });
+            legs[0].add(Rule { range, ..Rule::new(Kind::Write, When::Nth(nth), fault) });
+            let refused = running.change(&stack(&format!("mode={mode}, line=4K, rate=1M"))).unwrap_err().to_string();
+            assert!(refused.contains("could not be stored"), "{refused}");
+            goes_on(&running, &mut data);
+            // Nothing is unmounted.
+            let disks = std::mem::take(&mut running.disks);
+            drop(running);
+            let graph = open(&format!("mode={mode}, line=4K"), &disks, Reason::Open);
+            on_bench(&graph, |bench| bench.expect(0, &data));
+        }
+    }
+}
+
+/// The change fails, and so does the way back.
+#[test]
+fn a_cache_that_could_not_come_back_says_so_and_is_resumed() {
+    use crate::service::Health;
+    use millrace_backends::fault::{Effect, Kind, Rule, When};
+    use millrace_block::{BlockCount, Lba};
+    // It cannot be closed, or was, and then cannot be opened.
+    for (mode, first) in [("through", 3), ("back", 3), ("through", 5), ("back", 5)] {
+        let (legs, mut running, mut data) = running(mode);
+        let range = Some((Lba(0), BlockCount(32)));
+        let fault = Effect::Fail(BlockError::WriteFault { errno: 5 });
+        for nth in first..30 {
+            legs[0].add(Rule { range, ..Rule::new(Kind::Write, When::Nth(nth), fault) });
+        }
+        running.change(&stack(&format!("mode={mode}, line=4K, rate=1M"))).unwrap_err();
+        running.guest(|bench| assert_eq!(bench.write(0, &[9; 512]), Err(BlockError::NotReady)));
+        assert_eq!(running.graph.tree().status.unwrap().health, Health::Failed);
+        let why = fact(&running.graph, "fast leg").unwrap();
+        assert!(why.contains("requests are refused: bring it back, and resume"), "{why}");
+        cache(&running.graph).command("resume", &Settings::default()).unwrap_err();
+        legs[0].clear();
+        cache(&running.graph).command("resume", &Settings::default()).unwrap();
+        assert_eq!(running.graph.tree().status.unwrap().health, Health::Good);
+        goes_on(&running, &mut data);
+    }
+}
+
+/// It failed, and what its table calls dirty was overwritten beside it.
+#[test]
+fn a_failed_fast_leg_is_told_that_its_cache_is_gone_as_soon_as_it_listens() {
+    use millrace_backends::fault::{Effect, Kind, Rule, When};
+    use millrace_block::{BlockCount, Lba};
+    let (legs, mut running, mut data) = running("back");
+    // All but its superblock.
+    let range = Some((Lba(32), BlockCount(u64::MAX)));
+    let fault = Effect::Fail(BlockError::WriteFault { errno: 5 });
+    legs[0].add(Rule { range, ..Rule::new(Kind::Write, When::Always, fault) });
+    running.guest(|bench| data = bench.write_random(0, 100));
+    assert_eq!(fact(&running.graph, "dirty lines").as_deref(), Some("0"));
+    running.change("disk:1").unwrap();
+    let (superblock, _) = Superblock::load(&running.disks[0]).unwrap().unwrap();
+    assert_eq!((superblock.state, superblock.may_be_dirty), (disk::State::Left, false));
+    legs[0].clear();
+    running.change(&stack("mode=back, line=4K")).unwrap();
+    goes_on(&running, &mut data);
+}
+
+/// It failed once, and the stack that comes has its leg for something else.
+#[test]
+fn a_failed_fast_leg_that_is_in_use_as_something_else_is_told_nothing() {
+    use millrace_backends::fault::{Effect, Kind, Rule, When};
+    let crypt = concat!("crypt(key=\"file:", env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key\", disk:0)");
+    // So large that it holds the volume beside the header.
+    let fast = FaultVolume::new(memory("fast", (1 << 20) + (256 << 10), BlockSize::B512), SEED);
+    let legs = [fast, faulty(50).remove(SLOW)];
+    let disks = volumes(&legs);
+    let before = graph(&stack("mode=back, line=4K"), &disks, None, Reason::Create, &Arc::default()).unwrap();
+    let switch = Switch::new("test", Arc::clone(before.volume()));
+    let mut running = Running { disks, graph: before, switch };
+    let mut data = Vec::new();
+    running.guest(|bench| data = bench.write_random(0, 100));
+    cache(&running.graph).drain_now().unwrap();
+    legs[FAST].add(Rule::new(Kind::Read, When::Nth(1), Effect::Fail(BlockError::ReadFault { errno: 5 })));
+    running.guest(|bench| bench.expect(0, &data));
+    assert!(cache(&running.graph).is_broken());
+    running.change_to(crypt, true).unwrap();
+    running.guest(|bench| data = bench.write_random(0, 100));
+    let disks = std::mem::take(&mut running.disks);
+    drop(running);
+    let after = graph(crypt, &disks, None, Reason::Open, &Arc::default()).unwrap();
+    on_bench(&after, |bench| bench.expect(0, &data));
+}
+
 #[test]
 fn it_does_not_go_while_something_is_only_on_its_fast_leg() {
     let legs = faulty(50);

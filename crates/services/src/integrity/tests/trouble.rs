@@ -107,6 +107,22 @@ fn the_guest_is_told_what_a_leg_forgot_when_the_volume_grew() {
     close(graph);
 }
 
+/// The flush was for the header's word that blocks are being erased. Nothing was yet, so the volume goes on.
+#[test]
+fn the_guest_is_told_what_a_leg_forgot_in_a_format() {
+    let faulty = FaultVolume::new(disk(1008, SIZE), SEED);
+    faulty.hold_writes();
+    let graph = over(&faulty, Reason::Create);
+    on_bench(&graph, |bench| {
+        bench.write_random(0, 100);
+        faulty.add(Rule::new(Requests::Flush, When::Nth(1), Effect::Forget(FAULT)));
+        assert!(graph.volume().format(SIZE).is_err());
+        let flushes = [0; 2].map(|_| bench.plain(Operation::Flush, 0, 0));
+        assert_eq!(flushes, [Err(BlockError::WriteFault { errno: 0 }), Ok(())]);
+    });
+    close(graph);
+}
+
 #[test]
 fn a_group_that_could_not_be_opened_loses_nothing() {
     for nth in 1..4 {

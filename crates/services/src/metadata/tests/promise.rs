@@ -143,6 +143,21 @@ fn the_guest_is_told_what_a_leg_forgot_when_the_volume_grew() {
     graph.volume().resize(BlockCount(640)).unwrap();
 }
 
+/// The flush was for the header's word that blocks are being erased. Nothing was yet, so the volume goes on.
+#[test]
+fn the_guest_is_told_what_a_leg_forgot_in_a_format() {
+    let faulty = FaultVolume::new(disk(480, SIZE), SEED);
+    faulty.hold_writes();
+    let graph = over(&faulty, Reason::Create);
+    Probe::over(graph.volume()).write(7, 1, 2).unwrap();
+    faulty.add(Rule::new(Requests::Flush, When::Nth(1), Effect::Forget(FAULT)));
+    assert!(graph.volume().format(SIZE).is_err());
+    on_bench(graph.volume(), |bench| {
+        let flushes = [0; 2].map(|_| bench.plain(Operation::Flush, 0, 0));
+        assert_eq!(flushes, [Err(BlockError::WriteFault { errno: 0 }), Ok(())]);
+    });
+}
+
 #[test]
 fn the_newest_metadata_count_although_the_data_are_the_same() {
     for seed in 0..20 {

@@ -435,6 +435,36 @@ fn after_large_requests_there_are_leases_again() {
     assert!(has_lease(), "another bucket, which has seen nothing yet");
 }
 
+/// In another bucket, or in that of who takes over.
+#[test]
+fn what_was_spent_at_hand_before_a_change_is_not_there_again() {
+    have_had_shards(8);
+    let _own = ShardSlot::claim();
+    for takes_over in [false, true] {
+        let time = SimulatedTime::new();
+        let chain = || Chain { own: Level::default(), above: Box::default(), hurry: AtomicBool::new(false) };
+        let (old, new) = (chain(), chain());
+        old.own.set(&caps("iops=1M, burst=10ms").rates, &[]);
+        let small = Cost { writes: false, bytes: 512 };
+        time.advance_to(clock::now() + SECOND);
+        assert_eq!(old.pass(small, None, false), Ok(()));
+        // The bucket is full again, and some are at hand.
+        time.advance_to(clock::now() + SECOND);
+        let mut went = 0;
+        while old.at_once(small) {
+            went += 1;
+        }
+        assert!(went > 0, "nothing was at hand");
+        let rates = caps("iops=1M, burst=11ms").rates;
+        let (now, from) = if takes_over { (&new, vec![&old.own]) } else { (&old, vec![]) };
+        now.own.set(&rates, &from);
+        while now.pass(small, None, false).is_ok() {
+            went += 1;
+        }
+        assert!(went <= 10_000, "{went}, and the bucket held ten thousand");
+    }
+}
+
 /// However room for large requests is taken and given back: never more than a bucket, which holds just one of them.
 #[test]
 fn leases_that_come_again_are_within_the_bucket() {
