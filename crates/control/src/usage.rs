@@ -112,7 +112,8 @@ pub enum UsageBy {
 pub struct UsageQuestion {
     /// What was written after this second since 1970.
     pub from: Option<u64>,
-    /// What was written up to this one.
+    /// What was written up to this one. What is written between the question and a time that is still to come is in no period that begins
+    /// then, either.
     pub to: Option<u64>,
     /// What is summed up.
     pub by: UsageBy,
@@ -159,11 +160,13 @@ pub struct UsageRow {
 struct State {
     file: Option<File>,
     last: BTreeMap<Name, Known>,
-    /// Meters that others have followed which counted beside them.
+    /// Meters that are on the account no more, though they may count on below another one.
     ended: Vec<Counters>,
     next: Option<Instant>,
     /// The latest time that lines have, or at which they were asked for; `None`: the file has not been looked at.
     latest: Option<u64>,
+    /// The latest time at which they were asked for; whoever did has all lines up to it.
+    asked: u64,
     /// The clock is known to be behind that.
     is_behind: bool,
 }
@@ -179,8 +182,8 @@ struct Known {
 }
 
 impl State {
-    /// The time that lines have now. Where the clock has gone back it stands still: bills of the time before may be out, and what came to
-    /// their periods later would be on none.
+    /// The time that lines have now, unless they were asked for in it. Where the clock has gone back it stands still: bills of the time before
+    /// may be out, and what came to their periods later would be on none.
     fn time(&mut self, path: &Path) -> io::Result<u64> {
         let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let latest = if let Some(latest) = self.latest { latest } else { last_time(path)? };
@@ -321,22 +324,25 @@ impl Account {
         self.put(metered, SHORTEST, durable);
     }
 
-    /// A meter that has counted beside the one that was on the account follows it: what it has counted by then is on nobody's. Of the other
-    /// one, nothing that was read before is written any more.
-    pub(crate) fn begin(&self, one: &Metered, ended: &Counters) {
+    /// A meter is on the account no more: of it, nothing that was read before is written. `counted`: the one that follows it, where that has
+    /// counted beside it; what it has counted by then is on nobody's.
+    pub(crate) fn end(&self, ended: &Counters, counted: Option<&Metered>) {
         if self.path.is_none() {
             return;
         }
         let state = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.ended.retain(|it| it.strong_count() > 0 && !it.ptr_eq(&one.meter));
+        state.ended.retain(|it| it.strong_count() > 0 && counted.is_none_or(|one| !it.ptr_eq(&one.meter)));
         state.ended.push(ended.clone());
-        state.last.insert(one.volume.clone(), one.known(Instant::now()));
+        if let Some(one) = counted {
+            state.last.insert(one.volume.clone(), one.known(Instant::now()));
+        }
     }
 
-    /// Somebody is about to sum up the account: what is written from now on has no earlier time.
+    /// Somebody is about to sum up the account: what is written from now on has a later time.
     pub(crate) fn expect(&self) -> io::Result<()> {
         if let Some(path) = &self.path {
-            self.state.lock().unwrap_or_else(PoisonError::into_inner).time(path)?;
+            let state = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.asked = state.time(path)?;
         }
         Ok(())
     }
@@ -347,12 +353,13 @@ impl Account {
         let state = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let time = match state.time(path) {
-            Ok(time) => time,
+            // In the second of a question as well, and it is on the next bill.
+            Ok(time) => time.max(state.asked.saturating_add(1)),
             Err(error) => return tell_unwritten(path, &error),
         };
         let mut text = String::new();
         let mut written = Vec::new();
-        // A meter that is missing may be in the middle of a change. One that is gone will not come back: if its volume does, by the same name,
+        // Not all meters are here each time. One that is gone will not come back: if its volume does, by the same name,
         // out of another worker or with a meter again, the time between is nobody's. What has just gone may still be followed.
         state.last.retain(|_, known| known.meter.strong_count() > 0 || now.duration_since(known.when) < IDLE);
         for one in metered {
@@ -393,6 +400,7 @@ impl Account {
             state.file = None;
             return tell_unwritten(path, &error);
         }
+        state.latest = Some(time);
         state.last.extend(written);
     }
 

@@ -528,7 +528,7 @@ async fn restore_device(
     get, path = "/v1/usage",
     params(
         ("from" = Option<u64>, Query, description = "What was written after this second since 1970"),
-        ("to" = Option<u64>, Query, description = "What was written up to this one"),
+        ("to" = Option<u64>, Query, description = "What was written up to this one; where it is still to come, what is written until then is in no period that begins with it, either"),
         ("by" = Option<String>, Query, description = "What is summed up: volume (when left out), tenant or device")
     ),
     responses(

@@ -69,6 +69,7 @@ impl Manager {
             inner.retire(device);
             inner.forget_controller(cntlid, &*self.host);
         }
+        self.retrace_all(&inner);
         for record in orphans {
             inner.adopt(record);
         }
@@ -144,6 +145,7 @@ impl Manager {
         if let Some(record) = orphan {
             inner.adopt(record);
         }
+        self.retrace_all(&inner);
         tracing::info!(device, volume = %namespace.volume, nsid, "volume detached");
         Ok(())
     }

@@ -107,7 +107,11 @@ impl Manager {
     /// The volume has been erased, or not.
     pub(super) fn finish_format(&self, formatting: Formatting, result: Result<(), VolumeError>) -> Result<(), Status> {
         let Formatting { name, marked } = formatting;
-        self.unmark(&mut self.peek(), &marked, &name);
+        let mut inner = self.peek();
+        self.unmark(&mut inner, &marked, &name);
+        // The guest does not go on before it has its answer: all that it asks for then has other blocks.
+        self.retrace_all(&inner);
+        drop(inner);
         let Err(error) = result else { return Ok(()) };
         tracing::warn!(volume = %name, %error, "a guest's format failed");
         Err(status_of(&error.into()))

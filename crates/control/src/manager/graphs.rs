@@ -244,6 +244,7 @@ impl Inner {
     }
 
     /// Makes a volume's inside. `size` is what its legs are told; `None`: it follows from them. `leaves` are the numbers of those in memory.
+    /// Where it fails, `lost` is set if a service has found out that acknowledged writes may be lost: what is below tells that once.
     pub(super) fn make_graph(
         &self,
         spec: &VolumeSpec,
@@ -251,10 +252,11 @@ impl Inner {
         block_size: BlockSize,
         (uuid, leaves): (Uuid, Vec<u32>),
         stored: Option<Stored<'_>>,
+        lost: &mut bool,
     ) -> Result<Made, ControlError> {
         let kept = self.keeper.as_ref().map(|keeper| KeptLeaves::of(keeper, uuid, leaves));
         let opener = self.opener(spec, stored, kept);
-        let made = self.build_and_mount(spec, size, block_size, &opener);
+        let made = self.build_and_mount(spec, size, block_size, &opener, lost);
         let files = opener.files.into_inner();
         match made {
             Ok(live) => Ok(Made { live, files }),
@@ -274,6 +276,7 @@ impl Inner {
         size: Option<u64>,
         block_size: BlockSize,
         opener: &Opener<'_>,
+        lost: &mut bool,
     ) -> Result<LiveGraph, ControlError> {
         let name = &spec.name;
         let plan = Plan { volume: name.as_str(), stack: &spec.stack, size, block_size };
@@ -288,7 +291,10 @@ impl Inner {
         let switch = Switch::kept(name.as_str(), Arc::clone(graph.volume()), self.means.ledger(name));
         check_scratch(name, switch.scratch_bytes())?;
         let reason = if opener.stored.is_some() { Reason::Open } else { Reason::Create };
-        graph.mount(reason).map_err(|error| failed(name, error))?;
+        if let Err(error) = graph.mount(reason) {
+            *lost |= graph.has_untold();
+            return Err(failed(name, error));
+        }
         Ok(LiveGraph { switch, graph, files: opener.opened.take() })
     }
 
@@ -573,9 +579,27 @@ impl Inner {
         })
     }
 
-    fn all_metered<'a>(&self, volumes: impl IntoIterator<Item = &'a super::Volume>) -> Vec<Metered> {
-        let metered = |volume: &super::Volume| self.metered(volume, meters_of(volume.graph.as_ref()?).first()?);
+    /// The meter of a volume that counts for the account.
+    fn meter_of(&self, volume: &super::Volume) -> Option<Arc<dyn Service>> {
+        match &volume.graph {
+            Some(live) => meters_of(live).into_iter().next(),
+            // A change may have the graph, and may take long.
+            None => self.metering.get(&volume.record.spec.name).cloned(),
+        }
+    }
+
+    pub(super) fn all_metered<'a>(&self, volumes: impl IntoIterator<Item = &'a super::Volume>) -> Vec<Metered> {
+        let metered = |volume: &super::Volume| self.metered(volume, &self.meter_of(volume)?);
         volumes.into_iter().filter_map(metered).collect()
+    }
+
+    /// Which meter counts for the account while a change has the graph.
+    fn keep_meter(&mut self, name: &Name, meter: Option<&Arc<dyn Service>>) {
+        // What is taken out the change has as well: nothing is closed here.
+        match meter {
+            Some(meter) => drop(self.metering.insert(name.clone(), Arc::clone(meter))),
+            None => drop(self.metering.remove(name)),
+        }
     }
 }
 
@@ -611,23 +635,31 @@ impl Manager {
         self.account.close(&inner.all_metered(inner.volumes.values()), false);
     }
 
-    /// The same for a meter that a change has taken out, or has made another's. `before`: those of the old graph.
-    fn close_meter(&self, inner: &Inner, name: &str, before: &[Arc<dyn Service>], after: &LiveGraph) {
+    /// The same for a meter that a change has taken out, or has made another's: from then on the new graph's counts for the account. `before`:
+    /// those of the old graph.
+    fn close_meter(&self, inner: &mut Inner, name: &Name, before: &[Arc<dyn Service>], after: &LiveGraph) {
+        let after = meters_of(after);
+        self.end_meter(inner, name, before, after.first());
+        inner.keep_meter(name, after.first());
+    }
+
+    fn end_meter(&self, inner: &Inner, name: &Name, before: &[Arc<dyn Service>], after: Option<&Arc<dyn Service>>) {
         let Some(volume) = inner.volumes.get(name) else { return };
         let metered = |meter: &Arc<dyn Service>| inner.metered(volume, meter);
         let Some(last) = before.first().and_then(metered) else { return };
-        let next = meters_of(after).first().and_then(metered);
+        let next = after.and_then(metered);
         let counts_on = next.as_ref().is_some_and(|next| next.meter.ptr_eq(&last.meter));
         if counts_on && next.as_ref().is_some_and(|next| next.reading.tenant == last.reading.tenant) {
             return;
         }
         let ended = last.meter.clone();
         self.account.close(&[last], true);
+        if counts_on {
+            return;
+        }
         // One that was there below the last has counted what is on the account by that.
         let counted = |next: Metered| before.iter().filter_map(metered).find(|old| old.meter.ptr_eq(&next.meter));
-        if let Some(counted) = next.filter(|_| !counts_on).and_then(counted) {
-            self.account.begin(&counted, &ended);
-        }
+        self.account.end(&ended, next.and_then(counted).as_ref());
     }
 
     /// Somebody is about to sum up the account.

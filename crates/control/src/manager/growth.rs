@@ -45,13 +45,14 @@ impl Inner {
     /// Opens a stored volume, and settles which size it has when it was growing: the new one where all of it is there.
     pub(super) fn reopen_any(&self, record: &mut VolumeRecord) -> Result<LiveGraph, ControlError> {
         let Some(size) = record.growing else { return self.reopen(record) };
-        let grown = settled(record, size);
-        match self.reopen(&grown) {
+        let mut grown = settled(record, size);
+        match self.reopen(&mut grown) {
             Ok(live) => {
                 *record = if gives_back(&live, record.size()) { settled(record, record.size()) } else { grown };
                 return Ok(live);
             }
             Err(error) => {
+                record.untold |= grown.untold;
                 tracing::warn!(volume = %record.spec.name, %error, "the volume did not get its new size, and keeps the old one");
             }
         }
@@ -63,8 +64,8 @@ impl Inner {
                 }
             }
         }
-        let old = settled(record, record.size());
-        let live = self.reopen(&old)?;
+        let mut old = settled(record, record.size());
+        let live = self.reopen(&mut old).inspect_err(|_| record.untold |= old.untold)?;
         *record = old;
         Ok(live)
     }
@@ -72,25 +73,25 @@ impl Inner {
     /// Opens a volume whose size does not follow from anything but its legs' as it was before a growth that was cut off after some of them, or
     /// none, had become longer.
     fn reopen_ungrown(&self, record: &mut VolumeRecord) -> Result<LiveGraph, ControlError> {
-        record.untold |= self.shorten(record)?;
-        let as_it_was = VolumeRecord { growing: None, lengths: BTreeMap::new(), ..record.clone() };
-        let live = self.reopen(&as_it_was)?;
+        self.shorten(record)?;
+        let mut as_it_was = VolumeRecord { growing: None, lengths: BTreeMap::new(), ..record.clone() };
+        let live = self.reopen(&mut as_it_was).inspect_err(|_| record.untold |= as_it_was.untold)?;
         *record = as_it_was;
         Ok(live)
     }
 
-    /// Gives files the lengths back that they had, if the volume opens with those: then nothing of it is behind them. Whether it knows of
-    /// a loss that its guest is yet to be told of.
-    fn shorten(&self, record: &VolumeRecord) -> Result<bool, ControlError> {
+    /// Gives files the lengths back that they had, if the volume opens with those: then nothing of it is behind them. The record tells of
+    /// losses that were found out.
+    fn shorten(&self, record: &mut VolumeRecord) -> Result<(), ControlError> {
         let lengths = &record.lengths;
         if lengths.is_empty() {
-            return Ok(false);
+            return Ok(());
         }
         let mut short = record.clone();
         short.spec.stack = shortened(&record.spec.stack, lengths);
-        let mut live = self.reopen(&short)?;
+        let mut live = self.reopen(&mut short).inspect_err(|_| record.untold |= short.untold)?;
         live.graph.unmount();
-        let is_untold = live.is_untold();
+        record.untold |= live.is_untold();
         drop(live);
         for (path, length) in lengths {
             cut(path, *length).map_err(|source| {
@@ -98,7 +99,7 @@ impl Inner {
                 VolumeError::Io { volume, action: "give its old length back to", path: path.clone(), source }
             })?;
         }
-        Ok(is_untold)
+        Ok(())
     }
 }
 

@@ -347,6 +347,7 @@ impl Manager {
         let namespace = new.volume.live().map(Arc::clone).map_err(|error| status_of(&error))?;
         inner.volumes.insert(name, new.volume);
         inner.set_record(device, record);
+        self.retrace_all(&inner);
         Ok(namespace)
     }
 
@@ -386,6 +387,7 @@ impl Manager {
             volume
         });
         inner.set_record(device, record);
+        self.retrace_all(&inner);
         drop(inner);
         // Its file is closed here: where that hangs, the operator's calls do not wait for it.
         drop(gone);

@@ -381,6 +381,7 @@ impl Manager {
         self.note_legs(inner);
         inner.late.unshown.extend(opened);
         self.attend_migrations(inner);
+        self.retrace_all(inner);
     }
 
     /// Volumes that somebody waits for.
@@ -664,7 +665,7 @@ mod tests {
         let mut inner = Inner::default();
         let name: Name = "v".parse().unwrap();
         let record = record("v", "file:/away.img");
-        inner.volumes.insert(name.clone(), Volume { record, live: Err(reason.to_owned()), graph: None });
+        inner.volumes.insert(name.clone(), Volume { record, live: Err(reason.to_owned()), graph: None, lost: false });
         inner.late.hasty.insert(name.clone());
         (inner, name)
     }
@@ -713,7 +714,8 @@ mod tests {
         let (mut inner, name) = missing("does not answer");
         let made: Name = "m".parse().unwrap();
         let record = record("m", "mirror(volume:v, memory)");
-        inner.volumes.insert(made.clone(), Volume { record, live: Err("does not answer".to_owned()), graph: None });
+        let live = Err("does not answer".to_owned());
+        inner.volumes.insert(made.clone(), Volume { record, live, graph: None, lost: false });
         inner.late.unheard = [(name.clone(), false), (made.clone(), false)].into();
         let found = [(name.clone(), Found::Kept("/away.img".into())), (made.clone(), Found::Free)];
         inner.note_found(found.into());

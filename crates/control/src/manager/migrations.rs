@@ -234,7 +234,10 @@ impl Inner {
         old.spec.stack = stacks::without(&record.spec.stack, Stays::Old);
         let numbers = record.leaf_numbers().into_iter().zip(in_memory(&record.spec.stack, false));
         old.set_leaf_numbers(numbers.filter(|(_, goes)| !goes).map(|(number, _)| number).collect());
-        let Ok(live) = self.reopen(&old) else { return Err(error) };
+        let Ok(live) = self.reopen(&mut old) else {
+            record.untold |= old.untold;
+            return Err(error);
+        };
         tracing::error!(volume = %record.spec.name, "{note}; the volume is where it was");
         old.remember(HistoryEntry { note: Some(note), ..HistoryEntry::now(&old.spec.stack) });
         self.given_up.push(old.spec.name.clone());

@@ -154,6 +154,8 @@ struct Inner {
     changing: BTreeMap<Name, millrace_services::Node>,
     /// What those know whose graph a change has.
     watched: BTreeMap<Name, Watched>,
+    /// The meters of those that are on the account meanwhile.
+    metering: BTreeMap<Name, Arc<dyn millrace_services::Service>>,
     /// Volumes of which a service carries out a command.
     commanded: BTreeSet<Name>,
     /// Volumes that are being resized.
@@ -188,6 +190,8 @@ struct Volume {
     live: Result<Arc<Namespace>, String>,
     /// What it is made of; absent while it has failed or is being changed.
     graph: Option<LiveGraph>,
+    /// It could not be opened, and that has found out that acknowledged writes may be lost.
+    lost: bool,
 }
 
 /// A device: what is stored of it, and the thing itself or why there is none.

@@ -145,6 +145,7 @@ impl Manager {
                 self.store.apply(&Changes { remove_received: volumes.iter().collect(), ..Changes::default() })?;
                 let opened = inner.open_received(volumes);
                 self.store_settled(&mut inner)?;
+                self.note_legs(&mut inner);
                 self.attend_migrations(&mut inner);
                 opened
             }
@@ -396,7 +397,7 @@ impl Inner {
     pub(super) fn note_received(&mut self, record: VolumeRecord) {
         self.received.insert(record.uuid);
         self.late.forget_volume(&record.spec.name);
-        let volume = Volume { record: record.clone(), live: Err(RECEIVED.to_owned()), graph: None };
+        let volume = Volume { record: record.clone(), live: Err(RECEIVED.to_owned()), graph: None, lost: false };
         self.volumes.insert(record.spec.name, volume);
     }
 

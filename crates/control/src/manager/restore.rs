@@ -153,9 +153,14 @@ impl Manager {
         for (name, volume) in volumes {
             // A change may have the graph, and may take long.
             let known = volume.graph.as_ref().map(LiveGraph::watch).or_else(|| watched.get(name).cloned());
-            let Some(known) = known else { continue };
-            let untold = known.is_untold() && (volume.record.untold || !on_trial);
-            let out_of_use = known.out_of_use();
+            let (out_of_use, is_untold) = match known {
+                Some(known) => (known.out_of_use(), known.is_untold()),
+                // Nobody else knows what its opening has found out.
+                None if volume.lost => (volume.record.out_of_use.clone(), true),
+                None => continue,
+            };
+            // On trial nothing is taken back either: below a volume that failed by it, it would be known to nobody. Better told twice.
+            let untold = if on_trial { volume.record.untold } else { is_untold };
             let record = &mut volume.record;
             if (&out_of_use, untold) != (&record.out_of_use, record.untold) {
                 let before =
@@ -409,10 +414,10 @@ impl Inner {
 
     /// A volume that cannot be opened is shown as failed; the others do not suffer.
     fn restore_volume(&mut self, mut record: VolumeRecord) {
-        let was_growing = record.growing.is_some();
+        let was = (record.growing.is_some(), record.untold);
         if let Some(why) = self.why_unheard(&record) {
             tracing::error!(volume = %record.spec.name, "{why}");
-            self.take_restored(record, was_growing, Err(why));
+            self.take_restored(record, was, Err(why));
             return;
         }
         let made = self.reopen_any(&mut record).or_else(|error| self.reopen_old(&mut record, error));
@@ -420,23 +425,27 @@ impl Inner {
             tracing::error!(volume = %record.spec.name, %error, "the volume could not be restored");
             error.to_string()
         });
-        self.take_restored(record, was_growing, made);
+        self.take_restored(record, was, made);
     }
 
     /// Tries again to open a volume that could not be opened.
     pub(super) fn reopen_failed(&mut self, name: &Name) -> Result<(), ControlError> {
-        let mut record = self.volume(name.as_str())?.record.clone();
-        let was_growing = record.growing.is_some();
+        let volume = self.volume(name.as_str())?;
+        let mut record = volume.record.clone();
+        let was = (record.growing.is_some(), record.untold);
+        record.untold |= volume.lost;
         let made = self.reopen_any(&mut record).or_else(|error| self.reopen_old(&mut record, error));
         match made {
             Ok(made) => {
                 tracing::info!(volume = %name, "the volume could be opened after all");
-                self.take_restored(record, was_growing, Ok(made));
+                self.take_restored(record, was, Ok(made));
                 Ok(())
             }
             Err(error) => {
                 let reason = error.to_string();
-                if let Some(volume) = self.volumes.get_mut(name).filter(|it| it.live.as_ref().err() != Some(&reason)) {
+                let Some(volume) = self.volumes.get_mut(name) else { return Err(error) };
+                volume.lost |= record.untold;
+                if volume.live.as_ref().err() != Some(&reason) {
                     tracing::error!(volume = %name, reason, "the volume could not be restored");
                     volume.live = Err(reason);
                 }
@@ -445,18 +454,23 @@ impl Inner {
         }
     }
 
-    fn take_restored(&mut self, record: VolumeRecord, was_growing: bool, made: Result<LiveGraph, String>) {
+    /// `was`: whether it was growing, and whether its record told of a loss, before it was to be opened.
+    fn take_restored(&mut self, mut record: VolumeRecord, was: (bool, bool), made: Result<LiveGraph, String>) {
+        let (was_growing, was_untold) = was;
+        // What the opening has found out is stored by who compares it with the record (`note_legs`).
+        let is_untold = std::mem::replace(&mut record.untold, was_untold);
         if let Ok(made) = made.as_ref()
-            && record.untold
+            && is_untold
         {
             made.switch.note_loss();
         }
+        let lost = is_untold && made.is_err();
         let (live, graph) = match made {
             Ok(made) => (Ok(namespace(Arc::<Switch>::clone(&made.switch), &record, self.keeper.as_ref())), Some(made)),
             Err(reason) => (Err(reason), None),
         };
         let (name, is_settled) = (record.spec.name.clone(), was_growing && record.growing.is_none());
-        self.volumes.insert(name.clone(), Volume { record, live, graph });
+        self.volumes.insert(name.clone(), Volume { record, live, graph, lost });
         if is_settled {
             self.follow_below(&name);
             self.settled.push(name);

@@ -218,5 +218,6 @@ impl Inner {
         if let Some(device) = self.devices.remove(name) {
             self.retire(device);
         }
+        manager.retrace_all(self);
     }
 }

@@ -195,6 +195,7 @@ impl Manager {
         let mut inner = self.peek();
         self.settle_sizes(&inner, name);
         self.follow_shapes(&mut inner, name);
+        self.retrace_all(&inner);
         done.map_err(told)?;
         tracing::info!(volume = name, %size, "volume resized");
         inner.notify(name);
@@ -321,7 +322,7 @@ impl Inner {
         };
         let size = spec.size.map(|size| size.0);
         let leaves = spec.stack.leaves().len();
-        let made = self.make_graph(spec, size, spec.block_size.0, (uuid, (0..).take(leaves).collect()), None)?;
+        let made = self.make_graph(spec, size, spec.block_size.0, (uuid, (0..).take(leaves).collect()), None, &mut false)?;
         let geometry = made.live.switch.geometry();
         let mut spec = spec.clone();
         // A size that was not asked for is the file's, less what makes no whole block.
@@ -331,7 +332,7 @@ impl Inner {
         let history = vec![HistoryEntry::now(&spec.stack)];
         let record = VolumeRecord { created_by, owns_file, own_size, history, ..VolumeRecord::new(spec, uuid) };
         let live = Ok(namespace(Arc::<Switch>::clone(&made.live.switch), &record, self.keeper.as_ref()));
-        Ok(NewVolume { volume: Volume { record, live, graph: Some(made.live) }, files: made.files })
+        Ok(NewVolume { volume: Volume { record, live, graph: Some(made.live), lost: false }, files: made.files })
     }
 
     /// Nothing else is known by a UUID that is asked for.
@@ -397,14 +398,17 @@ impl Inner {
         self.late.is_unheard(name) || self.opening.contains(name)
     }
 
-    /// Opens a stored volume. Unlike a new one, it must be there in full: a file is neither made nor lengthened.
-    pub(super) fn reopen(&self, record: &VolumeRecord) -> Result<LiveGraph, ControlError> {
+    /// Opens a stored volume. Unlike a new one, it must be there in full: a file is neither made nor lengthened. Where it cannot be opened, the
+    /// record tells of losses that were found out.
+    pub(super) fn reopen(&self, record: &mut VolumeRecord) -> Result<LiveGraph, ControlError> {
         let size = (!record.own_size).then_some(record.size().0);
         let leaves = (record.uuid, record.leaf_numbers());
         let stored = Stored { size: record.size().0, out_of_use: &record.out_of_use };
-        let made = self.make_graph(&record.spec, size, record.block_size().0, leaves, Some(stored))?;
+        let block_size = record.block_size().0;
+        let made = self.make_graph(&record.spec, size, block_size, leaves, Some(stored), &mut record.untold)?;
         let (has, size) = (made.live.switch.geometry().bytes(), record.size());
         if has != size.0 {
+            record.untold |= made.live.is_untold();
             return Err(ControlError::BadSize {
                 name: record.spec.name.clone(),
                 size,

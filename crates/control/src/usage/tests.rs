@@ -102,12 +102,35 @@ fn what_a_meter_counted_while_another_was_on_the_account_is_nobodys() {
     account.write(&[metered_by(&upper, "a", "x", 60)]);
     account.close(&[metered_by(&upper, "a", "x", 100)], true);
     let old = metered_by(&upper, "a", "x", 100);
-    account.begin(&below(100, 40), &old.meter);
+    account.end(&old.meter, Some(&below(100, 40)));
     // It was read before that, by another thread.
     account.write(&[old]);
     account.write(&[below(103, 42)]);
     assert_eq!(reads(&account, UsageBy::Tenant), [("x".to_owned(), 100), ("y".to_owned(), 3)]);
     assert_eq!(reads(&account, UsageBy::Device), [("d".to_owned(), 101), ("e".to_owned(), 2)]);
+}
+
+/// It counts on below the one that was put over it, and a thread that has read it before comes late.
+#[test]
+fn what_was_read_of_a_meter_before_another_was_put_over_it_is_not_charged_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let account = Account::new(Some(directory.path()));
+    let (upper, lower): (Meter, Meter) = (Arc::new(()), Arc::new(()));
+    account.write(&[metered_by(&lower, "a", "y", 60)]);
+    let read = metered_by(&lower, "a", "y", 70);
+    let last = metered_by(&lower, "a", "y", 100);
+    let ended = last.meter.clone();
+    account.close(&[last], true);
+    account.end(&ended, None);
+    account.close(&[metered_by(&upper, "a", "x", 3)], false);
+    account.write(&[read]);
+    let by_tenant = |x, y| [("x".to_owned(), x), ("y".to_owned(), y)];
+    assert_eq!(reads(&account, UsageBy::Tenant), by_tenant(3, 100));
+    // When it is the uppermost again it is on the account, from then on.
+    account.close(&[metered_by(&upper, "a", "x", 5)], true);
+    account.end(&Arc::downgrade(&upper), Some(&metered_by(&lower, "a", "y", 105)));
+    account.write(&[metered_by(&lower, "a", "y", 106)]);
+    assert_eq!(reads(&account, UsageBy::Tenant), by_tenant(5, 101));
 }
 
 /// A thread has read the meters, and another one writes what they count now before it does.
@@ -256,7 +279,7 @@ fn time_without_the_volume_is_nobodys() {
     let meter: Meter = Arc::new(());
     account.write(&[metered_by(&meter, "a", "x", 5)]);
     passes(Duration::from_secs(100));
-    // It is being changed, and misses a round.
+    // It misses a round.
     account.write(&[]);
     account.write(&[metered_by(&meter, "a", "x", 6)]);
     assert_eq!(sums(), (100, 6));
@@ -379,11 +402,12 @@ fn no_line_is_earlier_than_one_before_it() {
     let account = Account::new(Some(directory.path()));
     assert_eq!(reads(&account, UsageBy::Volume), all);
     account.write(&[metered("a", "x", 3)]);
-    assert_eq!(times()[2..], [ahead]);
+    // It was asked for in that second, which is over for who did.
+    assert_eq!(times()[2..], [ahead + 1]);
     assert_eq!(account.sums(&billed).unwrap()[0].reads, 5);
 }
 
-/// The daemon reads a cell's account itself, and tells it before: from then on its lines have no earlier time.
+/// The daemon reads a cell's account itself, and tells it before: from then on its lines have a later time.
 #[test]
 fn who_is_told_that_the_account_is_read_does_not_go_back_behind_that() {
     let directory = tempfile::tempdir().unwrap();
@@ -398,8 +422,31 @@ fn who_is_told_that_the_account_is_read_does_not_go_back_behind_that() {
     account.expect().unwrap();
     account.write(&[metered("a", "x", 5)]);
     let sums = |to| account.sums(&UsageQuestion { to: Some(to), ..UsageQuestion::default() }).unwrap().len();
-    assert_eq!((sums(told - 1), sums(told)), (0, 1));
+    assert_eq!((sums(told - 1), sums(told), sums(told + 1)), (0, 0, 1));
     Account::new(None).expect().unwrap();
+}
+
+/// A bill up to this second is out, and the second is not over: what is written in it is on the next one.
+#[test]
+fn what_is_written_in_the_second_of_a_bill_is_on_the_next_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let account = Account::new(Some(directory.path()));
+    account.write(&[metered("a", "x", 2)]);
+    // So that the clock does not go on.
+    let second = account.state.lock().unwrap().latest.unwrap() + 1_000_000;
+    account.state.lock().unwrap().latest = Some(second);
+    let sum = |from, to| {
+        let rows = account.sums(&UsageQuestion { from, to, ..UsageQuestion::default() }).unwrap();
+        rows.iter().map(|row| row.reads).sum::<u64>()
+    };
+    let bill = || sum(None, Some(second));
+    assert_eq!(bill(), 2);
+    account.write(&[metered("a", "x", 7)]);
+    assert_eq!((bill(), sum(Some(second), None)), (2, 5));
+    // Questions alone do not make time pass.
+    let latest = account.state.lock().unwrap().latest;
+    assert_eq!((bill(), bill(), account.state.lock().unwrap().latest), (2, 2, latest));
+    assert_eq!(latest, Some(second + 1));
 }
 
 /// A leaf that is null, and nothing in the background.

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   begin: marked, its graph taken ─► exchange: built beside, stored in the pause ─► end: stored is what is known now, the mark goes
-//!             └─► Watched: whoever notes legs and losses meanwhile asks it
+//!             ├─► Watched: whoever notes legs and losses meanwhile asks it
+//!             └─► its meter: whoever keeps the account meanwhile reads it
 //! ```
 //!
 //! What is noted of legs and losses may change as long as a change takes. So of a record these are stored as they are then, not as they were
@@ -118,6 +119,7 @@ impl Manager {
         inner.changing.insert(before.spec.name.clone(), after.spec.stack.clone());
         inner.watched.insert(before.spec.name.clone(), live.watch());
         let meters = meters_of(&live);
+        inner.keep_meter(&before.spec.name, meters.first());
         Ok(Change { live, before, after, meters })
     }
 
@@ -220,11 +222,12 @@ impl Manager {
         // Nothing is locked: its files are closed here, and one may hang.
         drop(gone);
         // Shards may take their time as well: what is done meanwhile is the next meter's.
-        self.close_meter(&self.peek(), name, &meters, &live);
+        self.close_meter(&mut self.peek(), &before.spec.name, &meters, &live);
         self.reach_users(name);
         let mut inner = self.peek();
         inner.changing.remove(name);
         inner.watched.remove(name);
+        inner.metering.remove(name);
         match inner.volumes.get_mut(name) {
             Some(volume) => {
                 volume.graph = Some(live);
@@ -253,7 +256,8 @@ impl Manager {
         let Some(volume) = inner.volumes.get_mut(name) else { return };
         let Some(known) = volume.graph.as_ref().map(LiveGraph::watch) else { return };
         let record = &mut volume.record;
-        let untold = known.is_untold() && (record.untold || !on_trial);
+        // As in `note_legs_now`.
+        let untold = if on_trial { record.untold } else { known.is_untold() };
         let before = (mem::replace(&mut record.out_of_use, known.out_of_use()), mem::replace(&mut record.untold, untold));
         let noted = self.store.amend([&record.spec.name], |stored| {
             stored.out_of_use.clone_from(&record.out_of_use);

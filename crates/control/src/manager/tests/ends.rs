@@ -2,7 +2,7 @@
 
 use millrace_block::{BlockError, Operation, Request, Step as Begun, TaskContext, Volume as Blocks};
 
-use super::{guests::HUNG, twisted::Twist, *};
+use super::{guests::HUNG, stacks::spec, twisted::Twist, *};
 use crate::{
     manager::shutdown::{FlushError, Limits, flush},
     upgrade::UpgradeSpec,
@@ -92,6 +92,27 @@ fn what_could_not_be_made_durable_before_a_move_is_told_after_it() {
     other.step(&open(Vec::new())).unwrap();
     assert!(matches!(other.flush("v"), Err(FlushError::Volume(_))));
     other.flush("v").expect("it is told once");
+}
+
+/// What is below tells of a loss once: here to who could not open the volume for that.
+#[test]
+fn what_an_opening_that_failed_has_found_out_is_told_after_the_next_one() {
+    for stack in ["integrity | volume:a", "metadata | volume:a", "cache(mode=back, volume:a) | @b"] {
+        let mut rig = Rig::new();
+        rig.create_volume(&rig.file_volume("a", "8M")).unwrap();
+        rig.create_volume(&spec("v", Some("1M"), &rig.stack(stack))).unwrap();
+        rig.stop();
+        let store = open_store(rig.directory.path());
+        store.amend([&"a".parse().unwrap()], |record| record.untold = true).unwrap();
+        drop(store);
+        rig.start();
+        assert_eq!(rig.volume("v").unwrap().state, State::Failed, "{stack}");
+        let untold = |name: &str| rig.store.volume(&name.parse().unwrap()).unwrap().unwrap().untold;
+        assert_eq!((untold("a"), untold("v")), (false, true), "{stack}");
+        rig.restart();
+        assert!(matches!(rig.flush("v"), Err(FlushError::Volume(_))), "{stack}");
+        rig.flush("v").expect("it is told once");
+    }
 }
 
 /// Between the looks for it, and when it is closed.

@@ -1,8 +1,12 @@
-//! What is noted of a volume while it is being changed, and what a change leaves stored.
+//! What is noted of a volume while it is being changed, what goes to the account meanwhile, and what a change leaves stored.
 
 use millrace_services::{Node, Service, Settings};
 
-use super::{stacks::spec, *};
+use super::{
+    stacks::{spec, write},
+    *,
+};
+use crate::usage::{UsageBy, UsageQuestion};
 
 impl Rig {
     fn stored_v(&self) -> VolumeRecord {
@@ -44,6 +48,69 @@ fn what_happens_during_a_change_is_noted_then() {
     is_noted("after the change");
     assert_eq!(rig.stored_v().spec.stack, next);
     assert!(rig.peek().watched.is_empty());
+}
+
+/// Writes on the account, of whom there are any.
+fn written(rig: &Rig, by: UsageBy) -> Vec<(String, u64)> {
+    let rows = rig.usage(&UsageQuestion { by, ..UsageQuestion::default() }).unwrap();
+    rows.into_iter().filter(|row| row.writes > 0).map(|row| (row.name, row.writes)).collect()
+}
+
+fn line(name: &str, writes: u64) -> (String, u64) {
+    (name.to_owned(), writes)
+}
+
+/// What a change waits for may take an hour, and the daemon be upgraded or killed meanwhile, or a device go: what guests do is on the account
+/// as ever.
+#[test]
+fn what_is_done_during_a_change_is_on_the_account_meanwhile() {
+    let rig = Rig::new();
+    rig.create_volume(&spec("v", Some("256K"), "meter(tenant=x) | throttle(iops=1M) | memory")).unwrap();
+    for name in ["d", "e"] {
+        rig.create_device(&device(name, "{}")).unwrap();
+        rig.attach(name, &attach("v", Some(1))).unwrap();
+    }
+    write(&rig, "d", 1);
+    let next: Node = "meter(tenant=y) | memory".parse().unwrap();
+    let mut change = rig.begin_change("v", None, |_| Ok(next)).unwrap();
+    write(&rig, "d", 2);
+    write(&rig, "e", 4);
+    rig.keep_account();
+    assert_eq!(written(&rig, UsageBy::Tenant), [line("x", 7)]);
+    rig.delete_device("e").unwrap();
+    write(&rig, "d", 8);
+    rig.leave_account(&rig.peek());
+    assert_eq!(written(&rig, UsageBy::Device), [line("d", 11), line("e", 4)]);
+    let result = rig.exchange(&mut change, false);
+    // The other tenant's meter is in force, and this one's is on the account still.
+    write(&rig, "d", 16);
+    rig.keep_account();
+    assert_eq!(written(&rig, UsageBy::Tenant), [line("x", 15)]);
+    rig.end_change(change, result).unwrap();
+    rig.keep_account();
+    assert_eq!(written(&rig, UsageBy::Tenant), [line("x", 15), line("y", 16)]);
+    assert_eq!(written(&rig, UsageBy::Device), [line("d", 27), line("e", 4)]);
+    assert!(rig.peek().metering.is_empty());
+}
+
+/// A thread has read a meter, and comes to write when another one is over that and on the account.
+#[test]
+fn what_was_read_of_a_meter_before_another_came_over_it_is_on_the_account_once() {
+    let rig = Rig::new();
+    rig.create_volume(&spec("v", Some("256K"), "meter(tenant=b) | memory")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("v", Some(1))).unwrap();
+    write(&rig, "d", 3);
+    let read = {
+        let inner = rig.peek();
+        inner.all_metered(inner.volumes.get("v"))
+    };
+    write(&rig, "d", 2);
+    rig.try_change("v", "meter(tenant=a) | meter(tenant=b) | memory", false).unwrap();
+    write(&rig, "d", 5);
+    rig.settle_volume(&rig.peek(), "v");
+    rig.account.write(&read);
+    assert_eq!(written(&rig, UsageBy::Tenant), [line("a", 5), line("b", 5)]);
 }
 
 /// Nothing of what a change begins with is stored when it is refused.

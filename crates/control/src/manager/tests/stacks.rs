@@ -541,7 +541,7 @@ fn what_was_done_is_on_the_account_before_its_meter_goes() {
 }
 
 /// A guest writes 4 KiB so many times.
-fn write(rig: &Rig, device: &str, writes: usize) {
+pub(super) fn write(rig: &Rig, device: &str, writes: usize) {
     let mut guest = Controller::connect(&rig.path(&format!("{device}.sock")), &Options::default()).unwrap();
     let namespace = guest.namespace(NamespaceId(1)).unwrap();
     let mut queue = guest.create_queue_pair(&QueueOptions::default()).unwrap();
