@@ -95,12 +95,11 @@ impl Controller {
         }
         let asked = (u64::from(sqe.cdw10) + 1) * 4;
         self.check_size(asked)?;
+        // An SGL describes all that was asked for; nothing beyond the report's end is written (Base 7.8, NUMD).
+        self.resolve(sqe, asked, Access::Write)?;
         let report = attached.namespace.reservations().now().report(extended);
-        // Nothing beyond the report's end is touched, whatever the host asked for (Base 7.8, NUMD).
-        let bytes = asked.min(report.len() as u64);
-        self.resolve(sqe, bytes, Access::Write)?;
         self.counters.other_commands += 1;
-        self.count_moved(bytes);
+        self.count_moved(asked);
         data::copy_out(&self.segments, &report);
         Ok(Outcome::Done(Completion::SUCCESS))
     }

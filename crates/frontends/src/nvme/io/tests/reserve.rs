@@ -195,12 +195,19 @@ fn reports_are_cut_to_the_length_asked_for_and_no_longer_than_they_are() {
     succeeds(register(&mut two, RegisterAction::REGISTER, false, 0, 22));
     succeeds(acquire(&mut two, AcquireAction::ACQUIRE, Type::EXCLUSIVE_ACCESS, 22, 0));
     let mut sqe = sqe(NvmOpcode::RESERVATION_REPORT.0, 1);
-    // Its second page is nowhere, and is not touched.
-    let buffer = one.alloc_pages(1);
-    one.write(buffer, &[0xaa; 4096]);
-    (sqe.cdw10, sqe.dptr) = (8192 / 4 - 1, DataPointer::prps(buffer, 0x1000));
-    succeeds(one.command(1, sqe));
-    let report = one.read(buffer, 4096);
+    let buffer = one.alloc_pages(2);
+    one.write(buffer, &[0xaa; 8192]);
+    // By pages, and by a segment as long as what is asked for, as Linux does it.
+    for (psdt, dptr) in [
+        (Psdt::PRP, DataPointer::prps(buffer, buffer + 4096)),
+        (Psdt::SGL_MPTR_CONTIGUOUS, SglDescriptor::data_block(buffer, 8192).into()),
+    ] {
+        one.write(buffer, &[0xaa; 8192]);
+        (sqe.cdw10, sqe.dptr, sqe.flags) = (8192 / 4 - 1, dptr, CommandFlags::new().with_psdt(psdt));
+        succeeds(one.command(1, sqe));
+    }
+    sqe.flags = CommandFlags::new();
+    let report = one.read(buffer, 8192);
     let (status, rest) = ReservationStatus::read_from_prefix(&report).expect("a header");
     assert_eq!((status.generation, status.rtype, status.registrants.get()), (2, Type::EXCLUSIVE_ACCESS, 2));
     assert_eq!(status.ptpls, 0);
