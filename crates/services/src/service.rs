@@ -231,8 +231,9 @@ impl Mount {
 ///
 /// Besides the data path (`Volume`, on any shard) its methods are called by threads that may wait, never by a shard.
 pub trait Service: Volume + Any {
-    /// Comes into force. No request is in flight; the guest may be waiting (the pause should stay below 10 ms). It may read and
-    /// write its legs ([`legs`](crate::legs)). On error it must have changed nothing that the service before it needs.
+    /// Comes into force. No request is in flight; the guest may be waiting (the pause should stay below 10 ms), but not in a change where
+    /// nothing of the running volume is over the same leaves: then it may take its time. It may read and write its legs
+    /// ([`legs`](crate::legs)). On error it must have changed nothing that the service before it needs.
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError>;
 
     /// Is about to go out of force, with requests still coming and its background tasks ended: does now what would take long then. What fails

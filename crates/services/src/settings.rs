@@ -97,7 +97,7 @@ impl Settings {
             "m" => number.checked_mul(60).map(Duration::from_secs),
             _ => None,
         });
-        time.map(Some).ok_or_else(|| SettingError::new(name, format!("{text:?} is not a time such as 500ms or 2s")))
+        time.map(Some).ok_or_else(|| SettingError::new(name, format!("{text:?} is not a time such as 500ms, 2s or 10m")))
     }
 
     /// `true` or `false`; false when it is not there.

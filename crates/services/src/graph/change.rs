@@ -61,6 +61,8 @@ struct Difference {
     new: Vec<Arc<Built>>,
     /// How each of `new` comes into force.
     mounts: Vec<Mount>,
+    /// Those of `new` whose leaves nothing has that is there: they come into force before the pause, and nobody waits for what they clear.
+    ahead: Vec<Arc<Built>>,
 }
 
 fn services_without(graph: &Graph, other: &Graph) -> Vec<Arc<Built>> {
@@ -129,7 +131,10 @@ impl Difference {
         };
         let mut mount = mount;
         let mounts = fresh.iter().map(&mut mount).collect();
-        Self { gone, new: fresh, mounts }
+        // A disk is known by its name, whatever its leaves are, and clears nothing.
+        let is_ahead = |node: &&Arc<Built>| !node.node.is_disk() && !related(&old.root, node);
+        let ahead = fresh.iter().filter(is_ahead).cloned().collect();
+        Self { gone, new: fresh, mounts, ahead }
     }
 
     /// Whether only services come and go that keep nothing on their legs.
@@ -161,7 +166,25 @@ impl Difference {
         (1..LEAVES).find_map(|_| self.leave(old, new).ok()).map_or_else(|| self.leave(old, new), Ok)
     }
 
-    /// Unmounts what goes and mounts what comes, or leaves everything as it was.
+    fn is_ahead(&self, node: &Arc<Built>) -> bool {
+        self.ahead.iter().any(|ahead| Arc::ptr_eq(ahead, node))
+    }
+
+    /// Mounts what may come into force while requests go on, or none of it.
+    fn mount_ahead(&self) -> Result<(), GraphError> {
+        // Legs before what is over them.
+        let mut done: Vec<&Arc<Built>> = Vec::new();
+        for (node, mount) in self.new.iter().zip(&self.mounts).rev().filter(|(node, _)| self.is_ahead(node)) {
+            if let Err(error) = node.mount(mount) {
+                done.iter().rev().for_each(|node| give_up(node));
+                return Err(error);
+            }
+            done.push(node);
+        }
+        Ok(())
+    }
+
+    /// Unmounts what goes and mounts what comes, or leaves everything as it was. What is mounted ahead stays so.
     fn carry_out(&self, old: &Graph, new: &Graph, reformat: bool) -> Result<(), GraphError> {
         let (moved, used) = (self.moved(), self.used_legs());
         for node in &self.gone {
@@ -174,7 +197,7 @@ impl Difference {
         }
         // Legs before what is over them.
         let mut done: Vec<&Arc<Built>> = Vec::new();
-        for (node, mount) in self.new.iter().zip(&self.mounts).rev() {
+        for (node, mount) in self.new.iter().zip(&self.mounts).rev().filter(|(node, _)| !self.is_ahead(node)) {
             if let Err(error) = node.mount(mount) {
                 done.iter().rev().for_each(|node| self.take_back(node));
                 self.bring_back();
@@ -208,7 +231,7 @@ impl Difference {
     }
 
     fn undo(&self) {
-        self.new.iter().for_each(|node| self.take_back(node));
+        self.new.iter().filter(|node| !self.is_ahead(node)).for_each(|node| self.take_back(node));
         self.bring_back();
     }
 
@@ -265,7 +288,7 @@ pub struct Terms<'a> {
 ///
 /// # Errors
 /// Why it is not; then `old` goes on.
-pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, mut terms: Terms<'_>) -> Result<Duration, ChangeFailed> {
+pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_>) -> Result<Duration, ChangeFailed> {
     let reformat = terms.reformat;
     let (before, after) = (old.volume().geometry(), new.volume().geometry());
     if (before.bytes(), before.block_size) != (after.bytes(), after.block_size) {
@@ -278,6 +301,28 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, mut terms: Term
     let difference = Difference::between(old, new, reformat);
     if !reformat {
         check_data(old, new, &|node| difference.leaves(node))?;
+    }
+    // Before legs are brought into order, which requests that come in the meantime would undo.
+    difference.mount_ahead()?;
+    let ahead = difference.ahead.clone();
+    let result = make(switch, old, new, difference, terms);
+    if result.is_err() {
+        // Here, and not in the pause: a disk that takes room back may be clearing another volume's.
+        ahead.iter().for_each(|node| give_up(node));
+    }
+    result
+}
+
+/// The rest of a [`change`], once that is in force which nobody need wait for.
+fn make(
+    switch: &Switch,
+    old: &mut Graph,
+    new: &mut Graph,
+    difference: Difference,
+    mut terms: Terms<'_>,
+) -> Result<Duration, ChangeFailed> {
+    let reformat = terms.reformat;
+    if !reformat {
         difference.leave_under_load(old, new)?;
     }
     // With `reformat` it was not asked above.
@@ -380,6 +425,12 @@ pub fn hurry(services: &[Arc<dyn Service>], on: bool) {
     for service in services {
         service.hurry(on);
     }
+}
+
+/// Unmounts what came into force for a change that is not made, and gives up what it has of what others share.
+fn give_up(node: &Built) {
+    node.unmount();
+    node.discard(false);
 }
 
 /// What is above a migration writes its last through it: where that ended one that was over, its new leg is not for what comes.

@@ -3,7 +3,7 @@
 //! ```text
 //!   build:  sizes downward ─► leaves opened ─► services built upward      (kept from the old graph where nothing changed)
 //!   mount:  upward, each service; on failure those mounted are unmounted
-//!   change: leave ─► end tasks ─► Switch: pause, drain ─► unmount old, mount new ─► exchange ─► start tasks
+//!   change: mount what is over other leaves ─► leave ─► end tasks ─► Switch: pause, drain ─► unmount old, mount new ─► exchange ─► start tasks
 //! ```
 
 mod absent;
@@ -25,6 +25,7 @@ use thiserror::Error;
 
 use crate::{
     background::{Background, Spawner, Task},
+    migrate::stacks,
     registry,
     service::{self, Build, Health, Layout, LegOrigin, Mount, Reason, Service, ServiceError, Status},
     settings::SettingError,
@@ -385,11 +386,21 @@ impl Graph {
         self.root.tree()
     }
 
-    /// The services of this kind or node name, from the root on, with their nodes' names.
+    /// The services of this kind, node name or place, from the root on, with their nodes' names as they stand now: a node that was kept in a
+    /// change has the name of where it was first.
     pub fn services(&self, kind: &str) -> Vec<(String, Arc<dyn Service>)> {
-        let nodes = self.nodes();
-        let of_kind = nodes.iter().filter(|node| node.node.word() == kind || node.name == kind);
-        of_kind.filter_map(|node| Some((node.name.clone(), Arc::clone(node.service.as_ref()?)))).collect()
+        fn collect(node: &Built, name: &str, kind: &str, into: &mut Vec<(String, Arc<dyn Service>)>) {
+            let place = name.split_once(" (").map_or(name, |(place, _)| place);
+            if let Some(service) = node.service.as_ref().filter(|_| [node.node.word(), name, place].contains(&kind)) {
+                into.push((name.to_owned(), Arc::clone(service)));
+            }
+            for (at, leg) in node.legs.iter().enumerate() {
+                collect(leg, &node_name(name, leg.node.word(), Some(at)), kind, into);
+            }
+        }
+        let mut found = Vec::new();
+        collect(&self.root, self.root.node.word(), kind, &mut found);
+        found
     }
 }
 
@@ -491,6 +502,11 @@ impl Tree {
         let settings = node.settings().iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         let over = node.legs().iter().map(Self::of).collect();
         Self { node: node.word().to_owned(), settings, size: 0, status: None, over }
+    }
+
+    /// How many of this service there are: where it is several, operators and commands tell them apart by their places.
+    pub fn count(&self, service: &str) -> usize {
+        usize::from(self.node == service) + self.over.iter().map(|leg| leg.count(service)).sum::<usize>()
     }
 }
 
@@ -603,14 +619,18 @@ impl Builder<'_> {
     }
 
     /// Whether the legs that are there may be gone on with. One that was out of use does not count: its own record may not know it, and
-    /// those that do may be the ones that are gone.
+    /// those that do may be the ones that are gone. How it was written does not matter: a migration of it may be given up by now.
     fn can_go_on(&self, plan: &dyn service::Plan, legs: &[Arc<Built>]) -> bool {
         let needed = match plan.layout(legs.len()) {
             Layout::Spread { spare, .. } => legs.len().saturating_sub(spare),
             _ => 1,
         };
         let out = self.leaves.stored().map_or(&[][..], |stored| stored.out_of_use);
-        let counts = |leg: &&Arc<Built>| leg.absent.is_none() && !out.contains(&leg.node.to_string());
+        let is_out = |leg: &Node| {
+            let is_it = |out: &Node| stacks::place(out) == stacks::place(leg);
+            out.iter().any(|out| *out == leg.to_string() || out.parse::<Node>().is_ok_and(|out| is_it(&out)))
+        };
+        let counts = |leg: &&Arc<Built>| leg.absent.is_none() && !is_out(&leg.node);
         legs.iter().filter(counts).count() >= needed
     }
 

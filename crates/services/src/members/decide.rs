@@ -308,9 +308,9 @@ fn go_on(
             // A copy of one that was there, as a migration leaves it that did not end, or a while ago. Of one that was being filled the marks may
             // be gone of what only the original got.
             (_, Some((member, _))) if added_again && member.state != LegState::Failed && !newest.formatting => fill_all(),
-            (_, Some((member, table))) if member.state == LegState::Failed => match added_again {
+            (Ok(Some((_, own))), Some((member, table))) if member.state == LegState::Failed => match added_again {
                 false => *member,
-                true if member.lacks_marked_only(table) => Member { state: LegState::Filling, failed_at: 0, ..*member },
+                true if member.lacks_marked_only(table, *own) => member.filling(),
                 true => fill_all(),
             },
             // One behind: the power went while the table was being stored. Before a format is done it makes no difference.

@@ -90,6 +90,11 @@ impl Members {
         opened.map_err(|error| unfinished(&error))?.map_err(|error| unfinished(&error))?;
         // What was read before a leg is formatted must not be written to one that has been.
         let _held = self.hold_upkeep();
+        if self.masks().readable == 0 {
+            // If this one could not be begun, the legs would come back as that one left them.
+            let why = "a format stopped half way: nothing is read or written until it is opened again".to_owned();
+            return Err(VolumeError::Refused { volume: self.name.clone(), why });
+        }
         self.begin_format()?;
         if let Err(Stopped { error, as_before }) = self.erase_legs(block_size, true) {
             match as_before {

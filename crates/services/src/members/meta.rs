@@ -151,6 +151,18 @@ impl Members {
         self.halt();
     }
 
+    /// A leg has a block that is wrong and cannot be put right there: no mark may tell of it. When the leg is taken in again it is filled with
+    /// everything.
+    pub(crate) fn note_wrong(&self, leg: usize) {
+        // Release: pairs with whoever takes the leg out of use, or in again.
+        self.lacks_unmarked.fetch_or(1 << leg, Ordering::Release);
+    }
+
+    /// Whether the bitmap does not tell all that a leg lacks.
+    pub(super) fn lacks_unmarked(&self, leg: usize) -> bool {
+        self.lacks_unmarked.load(Ordering::Acquire) >> leg & 1 == 1
+    }
+
     /// Changes the table for legs that fail now.
     pub(super) fn note_failed(&self, legs: u8, why: &dyn Display) {
         let mut on_legs = self.on_legs();
@@ -364,6 +376,9 @@ impl Members {
         // What it lost before it lacks, and gets.
         self.refused.forget(1 << leg);
         self.unflushed.forget(1 << leg);
+        if full {
+            self.lacks_unmarked.fetch_and(!(1 << leg), Ordering::AcqRel);
+        }
         let admission = Admission::begin(&self.admitting);
         self.masks.set(Masks { writable: masks.writable | 1 << leg, recorded, ..masks });
         drop((turn, page_turn));

@@ -149,6 +149,8 @@ pub(crate) struct Members {
     on_legs: Mutex<Option<OnLegs>>,
     /// Of each leg, which copy of its table was damaged when it was opened.
     damaged: Mutex<Vec<Option<String>>>,
+    /// Legs of which it is known that they lack something of which no mark tells.
+    lacks_unmarked: AtomicU8,
     /// Legs that refused a flush, whoever asked them.
     refused: Refused,
     /// Of them those that had to stay, where each leg has its own place ([`Self::note_unflushed`]).
@@ -234,6 +236,7 @@ impl Members {
             admitting: AtomicBool::new(false),
             on_legs: Mutex::new(None),
             damaged: Mutex::default(),
+            lacks_unmarked: AtomicU8::new(0),
             refused: Refused::default(),
             unflushed: Refused::default(),
             losses: Losses::default(),
@@ -442,8 +445,9 @@ impl Members {
         let block_size = self.legs[good].geometry().block_size;
         let other_blocks = volume.geometry().block_size != block_size;
         let in_part = !other_blocks
+            && !self.lacks_unmarked(leg)
             && known.is_some_and(|(table, own)| {
-                table.members.get(own).is_some_and(|own| own.id == member.id) && member.lacks_marked_only(&table)
+                table.members.get(own).is_some_and(|own| own.id == member.id) && member.lacks_marked_only(&table, own)
             });
         if other_blocks {
             // The others were formatted without it.

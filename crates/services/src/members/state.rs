@@ -48,10 +48,22 @@ impl Member {
     /// Older programs said this of a leg that refused a rebuild, whenever it had failed: none fails at the first event.
     pub(crate) const UNKNOWN_EVENT: u64 = 1;
 
-    /// Whether the leg has all that was written before it failed, if it says this, so that the bitmap tells all that it lacks.
-    pub(crate) fn lacks_marked_only(&self, said: &Table) -> bool {
+    /// Whether the leg has all that was written before it failed, and nothing else, if it is member `own` of what it says, so that the bitmap
+    /// tells all that it lacks.
+    pub(crate) fn lacks_marked_only(&self, said: &Table, own: usize) -> bool {
+        let is_good = said.members.get(own).is_some_and(|own| own.state == LegState::Good);
+        // Nobody told it this event and left it good: it was used apart from the others, which have no marks of what it got there.
+        let went_on = is_good && said.event >= self.failed_at;
         // A format takes all marks away.
-        !said.formatting && self.failed_at > Self::UNKNOWN_EVENT && said.event + 1 >= self.failed_at
+        !said.formatting
+            && !went_on
+            && self.failed_at > Self::UNKNOWN_EVENT
+            && said.event.saturating_add(1) >= self.failed_at
+    }
+
+    /// The same, being filled.
+    pub(crate) fn filling(&self) -> Self {
+        Self { state: LegState::Filling, failed_at: 0, ..*self }
     }
 }
 

@@ -158,6 +158,15 @@ impl Move {
         arena(&*self.old) + arena(&*self.new)
     }
 
+    /// OLD was formatted, or a part of it was. To be called with everything locked.
+    fn walk_anew(&self) {
+        if let Some(holes) = self.holes.get() {
+            // They were those of the blocks before.
+            holes.forget();
+        }
+        self.step_back(0);
+    }
+
     /// Locks everything; for who may wait, not on a shard.
     fn lock_all(&self) -> Result<Locked<'_>, VolumeError> {
         let deadline = Instant::now() + PATIENCE;
@@ -231,7 +240,11 @@ impl Volume for Move {
 
     fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
         let _all = self.lock_all()?;
-        self.old.format(block_size)?;
+        if let Err(error) = self.old.format(block_size) {
+            // A part of it may be erased: NEW has not what OLD has.
+            self.walk_anew();
+            return Err(error);
+        }
         if self.phase() != Phase::Ended
             && let Err(error) = self.new.format(block_size)
         {
@@ -244,11 +257,7 @@ impl Volume for Move {
             common_bytes(&*self.old, &*self.new)
         };
         self.bytes.store(bytes, Ordering::Relaxed);
-        if let Some(holes) = self.holes.get() {
-            // They were those of the blocks before.
-            holes.forget();
-        }
-        self.step_back(0);
+        self.walk_anew();
         Ok(())
     }
 

@@ -189,6 +189,11 @@ pub fn begin(stack: &Node, leg: Option<&str>, to: &Node, rate: Option<u64>) -> R
     Ok(put(stack, &way, Node::Service(node)))
 }
 
+/// What has the data, as it is written where nothing is said of migrations and of sizes.
+pub(crate) fn place(node: &Node) -> Node {
+    without_sizes(&without(node, Stays::Old))
+}
+
 /// A leaf is the same whatever size is stated.
 fn without_sizes(node: &Node) -> Node {
     match node {

@@ -82,6 +82,11 @@ impl Mirror {
     /// Compares a piece on all good legs.
     pub(super) async fn scrub_piece(&self, cx: TaskContext<'_>, pool: &BufferPool, at: u64, len: u64) {
         let _range = self.members.ranges.lock(cx, at..at + len).await;
+        // A format to larger blocks while this waited may have left the end out.
+        let len = len.min(self.members.ready().saturating_sub(at));
+        if len == 0 {
+            return;
+        }
         // As many of this level's buffers as there are may be held here.
         let cx = cx.deeper();
         if self.intent().is_none_or(|intent| !intent.is_settled(at, at + len)) {
@@ -169,7 +174,10 @@ impl Mirror {
                     self.counters.repaired.fetch_add(1, Ordering::Relaxed);
                     self.scrub().repaired += 1;
                 }
-                Err(error) => _ = self.members.drop_legs(cx, 1 << leg, Why::Failed(error)).await,
+                Err(error) => {
+                    self.members.note_wrong(leg);
+                    _ = self.members.drop_legs(cx, 1 << leg, Why::Failed(error)).await;
+                }
             }
         }
         true

@@ -105,10 +105,21 @@ impl Mirror {
 
     /// Gives all legs what the first good one has. Where that one cannot read all of a piece, it goes block by block, so that another one's
     /// count for those blocks alone: reads before came from the first. What no leg can read is left, and told.
-    async fn sync_piece(&self, cx: TaskContext<'_>, pool: &BufferPool, at: u64, len: u64) -> Result<(), BlockError> {
+    pub(super) async fn sync_piece(
+        &self,
+        cx: TaskContext<'_>,
+        pool: &BufferPool,
+        at: u64,
+        len: u64,
+    ) -> Result<(), BlockError> {
         let (ours, theirs) = (pool.take().await, pool.take().await);
-        let (ours, theirs) = (ours.segment(len as usize), theirs.segment(len as usize));
         let _range = self.members.ranges.lock(cx, at..at + len).await;
+        // A format to larger blocks while this waited may have left the end out.
+        let len = len.min(self.members.ready().saturating_sub(at));
+        if len == 0 {
+            return Ok(());
+        }
+        let (ours, theirs) = (ours.segment(len as usize), theirs.segment(len as usize));
         let cx = cx.deeper();
         let readable = self.masks().readable;
         let found = self.sync_part(cx, readable & readable.wrapping_neg(), at, ours, theirs).await;

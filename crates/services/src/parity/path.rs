@@ -116,9 +116,14 @@ impl Parity {
         let number = if journaled { Some(self.log(cx, &writing, &bytes, &header_room(&buffer)).await?) } else { None };
         let now = self.parts_on(piece.rows.stripe, self.members.masks().writable);
         let changed = (piece.data() | kept) & in_use & now;
-        let mut outcome = self.move_parts(cx, Operation::Write { fua: false }, piece.rows, &image, changed).await;
+        let operation = match source {
+            // Their parity is zeroes, too: what is erased takes no space.
+            Source::Zeroes if piece.data() == self.data_parts() => Operation::WriteZeroes { fua: false, deallocate: true },
+            _ => Operation::Write { fua: false },
+        };
+        let mut outcome = self.move_parts(cx, operation, piece.rows, &image, changed).await;
         if journaled {
-            self.insist(cx, piece.rows, &image, changed, &mut outcome).await;
+            self.insist(cx, operation, (piece.rows, &image), changed, &mut outcome).await;
         }
         let direct = !journaled && self.is_healthy(masks);
         let result = self.settle(cx, piece.rows, piece.data(), outcome, direct).await;
@@ -137,10 +142,17 @@ impl Parity {
     }
 
     /// Writes once more what legs refused that cannot be spared: most who refuse one request take the next.
-    async fn insist(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, changed: u8, outcome: &mut Outcome) {
+    async fn insist(
+        &self,
+        cx: TaskContext<'_>,
+        operation: Operation,
+        (rows, image): (Rows, &Image),
+        changed: u8,
+        outcome: &mut Outcome,
+    ) {
         let left = changed & !outcome.done;
         if left != 0 && !self.can_be_spared(rows.stripe, left, outcome) {
-            let again = self.move_parts(cx, Operation::Write { fua: false }, rows, image, left).await;
+            let again = self.move_parts(cx, operation, rows, image, left).await;
             *outcome = Outcome { done: outcome.done | again.done, ..again };
         }
     }

@@ -219,7 +219,7 @@ impl Parity {
         outcome
     }
 
-    /// Reads or writes these parts of rows.
+    /// Reads, writes or erases these parts of rows.
     pub(super) async fn move_parts(
         &self,
         cx: TaskContext<'_>,
@@ -231,7 +231,8 @@ impl Parity {
         let shift = self.shape().block_size.shift();
         let (lba, count) = (Lba(self.leg_range(rows).start >> shift), BlockCount(rows.len >> shift));
         let request = |part: usize| {
-            (self.layout.leg(rows.stripe, part), Request { operation, lba, count, segments: image.list(part) })
+            let segments = if operation.has_data() { image.list(part) } else { &[] };
+            (self.layout.leg(rows.stripe, part), Request { operation, lba, count, segments })
         };
         self.exchange(cx, parts, request).await
     }
@@ -398,6 +399,7 @@ impl Parity {
         let (mut given, leg) = (Checked::default(), self.layout.leg(block.stripe, part));
         if self.members.masks().writable >> leg & 1 == 0 {
             // It went out of use over the block before: it lacks this one, too.
+            self.members.note_wrong(leg);
             return given;
         }
         // Durably: see above.
@@ -413,8 +415,11 @@ impl Parity {
         if written {
             self.counters.repaired.fetch_add(1, Ordering::Relaxed);
             given.repaired = 1;
-        } else if outcome.faulty == 0 || self.members.drop_legs(cx.deeper(), 1 << leg, outcome.error).await.is_err() {
-            given.unknown = 1;
+        } else {
+            self.members.note_wrong(leg);
+            if outcome.faulty == 0 || self.members.drop_legs(cx.deeper(), 1 << leg, outcome.error).await.is_err() {
+                given.unknown = 1;
+            }
         }
         given
     }

@@ -240,7 +240,10 @@ impl Service for Disk {
             Reason::Open => false,
             Reason::Change => mount.previous.is_none(),
         };
-        self.space.line.set_able(self.able).map_err(ServiceError::NotNow)?;
+        // What can do as much as before, or comes back, is not refused for what is guaranteed: the volumes on it have that already.
+        let is_less = mount.previous::<Self>().is_none_or(|before| !self.able.is_able_as(before.able));
+        let excess = |why: String| if mount.reason != Reason::Open && is_less { Err(why) } else { Ok(()) };
+        self.space.line.set_able(self.able, excess).map_err(ServiceError::NotNow)?;
         self.space.open(&self.leg, self.extent, self.size.load(Ordering::Relaxed), new)?;
         self.space.line.set_depth(self.depth);
         Ok(())
@@ -269,7 +272,8 @@ impl Service for Disk {
             ("in flight", format!("{} of {}", self.space.line.in_flight(), self.depth)),
         ];
         let guaranteed = self.space.line.guaranteed();
-        facts.extend((!guaranteed.is_none()).then(|| ("guaranteed", guaranteed.to_string())));
+        let excess = if self.space.line.exceeds() { ", more than it can keep: each gets its part of that" } else { "" };
+        facts.extend((!guaranteed.is_none()).then(|| ("guaranteed", format!("{guaranteed}{excess}"))));
         facts.extend(room.damage.map(|damage| ("table", format!("{damage}; written anew from the other copy"))));
         let mut status = Status::good(facts);
         let volume = |(name, size, used): (String, u64, bool)| {

@@ -25,7 +25,7 @@ use std::{
     collections::BTreeMap,
     future::poll_fn,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering, fence},
     },
     task::{Poll, Waker},
@@ -74,7 +74,8 @@ pub(super) struct Line {
     judgement: AtomicU64,
     here: PerShard<Here>,
     members: Epochs<Vec<Arc<Member>>>,
-    changing: Mutex<()>,
+    /// One comes or goes at a time; and what is reserved for those that are on their way.
+    changing: Mutex<Vec<Minimum>>,
 }
 
 impl Default for Line {
@@ -121,6 +122,21 @@ impl Drop for Flight<'_> {
     }
 }
 
+/// A part of what can be guaranteed that is kept for a volume on its way in; dropping it gives it back.
+pub(super) struct Reserved<'a> {
+    line: &'a Line,
+    minimum: Minimum,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        let mut reserved = self.line.changing();
+        if let Some(at) = reserved.iter().position(|minimum| *minimum == self.minimum) {
+            reserved.swap_remove(at);
+        }
+    }
+}
+
 /// Whether a disk that can do so much can guarantee so much; 0: it is not known what it can do.
 fn possible(able: Minimum, guaranteed: Minimum) -> Result<(), String> {
     for (able, guaranteed, what) in
@@ -162,9 +178,13 @@ impl Line {
         self.here.sum(|here| &here.in_flight)
     }
 
+    fn changing(&self) -> MutexGuard<'_, Vec<Minimum>> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Lets a volume in, or out, one change after the other.
     pub(super) fn change(&self, change: impl FnOnce(&mut Vec<Arc<Member>>)) -> Result<(), ReplaceError> {
-        let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.changing();
         let mut members = self.members.visit().clone();
         change(&mut members);
         self.guarantees.store(members.iter().any(|member| !member.minimum().is_none()), Ordering::Relaxed);
@@ -191,18 +211,39 @@ impl Line {
         groups
     }
 
-    /// What the disk can do per second, as far as that is known; refused when more than a part of it is guaranteed already.
-    pub(super) fn set_able(&self, able: Minimum) -> Result<(), String> {
-        possible(able, self.guaranteed())?;
+    /// What the disk can do per second, as far as that is known. With more than a part of it guaranteed already, `excess` says whether it is
+    /// so all the same.
+    pub(super) fn set_able(&self, able: Minimum, excess: impl FnOnce(String) -> Result<(), String>) -> Result<(), String> {
+        possible(able, self.guaranteed()).or_else(excess)?;
         self.able[0].store(able.iops, Ordering::Relaxed);
         self.able[1].store(able.bandwidth, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Whether so much can be guaranteed beside what is already.
-    pub(super) fn admit(&self, minimum: Minimum) -> Result<(), String> {
+    fn able(&self) -> Minimum {
         let [iops, bandwidth] = self.able.each_ref().map(|able| able.load(Ordering::Relaxed));
-        if minimum.is_none() { Ok(()) } else { possible(Minimum { iops, bandwidth }, self.guaranteed().and(minimum)) }
+        Minimum { iops, bandwidth }
+    }
+
+    /// Whether more is guaranteed than the disk can keep.
+    pub(super) fn exceeds(&self) -> bool {
+        possible(self.able(), self.guaranteed()).is_err()
+    }
+
+    /// Keeps so much for a volume that is about to come in: its extents may be cleared for minutes first. Where it is more than can be guaranteed
+    /// beside what is already, `excess` says whether it comes all the same.
+    pub(super) fn reserve(
+        &self,
+        minimum: Minimum,
+        excess: impl FnOnce(String) -> Result<(), String>,
+    ) -> Result<Reserved<'_>, String> {
+        let mut reserved = self.changing();
+        if !minimum.is_none() {
+            let all = reserved.iter().fold(self.guaranteed().and(minimum), |sum, other| sum.and(*other));
+            possible(self.able(), all).or_else(excess)?;
+        }
+        reserved.push(minimum);
+        Ok(Reserved { line: self, minimum })
     }
 
     /// Whether a request of this volume may go at once.

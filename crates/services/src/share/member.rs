@@ -47,6 +47,18 @@ impl Minimum {
         self == Self::default()
     }
 
+    /// Whether it is as much as another one.
+    pub(super) fn covers(self, other: Self) -> bool {
+        self.iops >= other.iops && self.bandwidth >= other.bandwidth
+    }
+
+    /// Whether a disk that can do so much can do what another one can; 0: nobody knows.
+    pub(super) fn is_able_as(self, other: Self) -> bool {
+        // What is not known is more than anything.
+        let known = |able: Self| [able.iops, able.bandwidth].map(|able| able.wrapping_sub(1));
+        known(self).iter().zip(known(other)).all(|(able, other)| *able >= other)
+    }
+
     pub(super) fn and(self, other: Self) -> Self {
         let (iops, bandwidth) = (self.iops.saturating_add(other.iops), self.bandwidth.saturating_add(other.bandwidth));
         Self { iops, bandwidth }

@@ -51,7 +51,7 @@ use millrace_block::{
 pub(crate) use self::disk::KIND as DISK;
 use self::{
     disk::space_key,
-    line::Flight,
+    line::{Flight, Reserved},
     member::{Member, Minimum, Terms},
     space::{Claim, Space},
     turns::Tier,
@@ -312,6 +312,26 @@ impl Share {
         Ok(())
     }
 
+    /// What this volume had on this disk just before.
+    fn previous(&self, mount: &Mount) -> Option<Arc<Self>> {
+        mount.previous::<Self>().filter(|previous| Arc::ptr_eq(&previous.space, &self.space))
+    }
+
+    /// Takes its part of what the disk can guarantee. What a volume was promised it has: no number keeps data from a guest.
+    fn reserve(&self, mount: &Mount) -> Result<Reserved<'_>, ServiceError> {
+        let minimum = self.terms.minimum;
+        let had_it = || self.previous(mount).is_some_and(|previous| previous.terms.minimum.covers(minimum));
+        let is_promised = mount.reason == Reason::Open || had_it();
+        let excess = |why: String| {
+            if !is_promised {
+                return Err(why);
+            }
+            tracing::warn!(volume = self.volume, disk = self.leg.name(), "more is guaranteed than the disk can keep: {why}");
+            Ok(())
+        };
+        self.space.line.reserve(minimum, excess).map_err(ServiceError::NotNow)
+    }
+
     fn shift(&self) -> u32 {
         self.leg.geometry().block_size.shift()
     }
@@ -570,8 +590,9 @@ impl Service for Share {
             _ => Claim::New,
         };
         let blocks = self.geometry().blocks.0;
-        self.space.line.admit(self.terms.minimum).map_err(ServiceError::NotNow)?;
-        if let Some(previous) = mount.previous::<Self>().filter(|previous| Arc::ptr_eq(&previous.space, &self.space)) {
+        // Until it is in the line, or is not.
+        let _reserved = self.reserve(mount)?;
+        if let Some(previous) = self.previous(mount) {
             self.written.store(previous.written.load(Ordering::SeqCst), Ordering::SeqCst);
         }
         let made = self.space.size_of(&self.volume).is_none();

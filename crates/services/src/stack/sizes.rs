@@ -1,11 +1,23 @@
-//! Which leaves of a new volume nobody tells their size.
+//! What sizes the leaves of a new volume are told, and which nobody tells one.
 
 use millrace_block::BlockSize;
 
-use super::{Node, NodeError, PLAIN_LEAVES, node_name};
+use super::{Leaf, Node, NodeError, PLAIN_LEAVES, ServiceNode, node_name};
 use crate::{concat, registry};
 
 impl Node {
+    /// All leaves, from left to right, each with the size that a new volume of this size tells it; `None`: it has its own.
+    pub fn sized_leaves(&self, size: Option<u64>, block_size: BlockSize) -> Vec<(&Leaf, Option<u64>)> {
+        match self {
+            Self::Leaf(leaf) => vec![(leaf, size.or(stated(self)))],
+            Self::Service(node) => {
+                let sizes = told(node, size, block_size).unwrap_or_else(|| vec![None; node.legs.len()]);
+                let below = node.legs.iter().zip(sizes);
+                below.flat_map(|(leg, size)| leg.sized_leaves(size, block_size)).collect()
+            }
+        }
+    }
+
     /// Checks that each leaf in memory of a new volume has a size: what its `size=` says, or what the services above leave it of
     /// the volume's. A file may have its own, which is not looked at.
     ///
@@ -24,9 +36,8 @@ impl Node {
     ) -> Result<(), NodeError> {
         let Self::Service(node) = self else { return Ok(()) };
         // What is wrong with its settings is told by others.
-        let Some(Ok(plan)) = registry::find(&node.service).map(|kind| (kind.plan)(&node.settings)) else { return Ok(()) };
+        let Some(sizes) = told(node, size, block_size) else { return Ok(()) };
         let stated: Vec<_> = node.legs.iter().map(stated).collect();
-        let sizes = size.map_or_else(|| stated.clone(), |size| plan.leg_sizes(size, &stated, block_size));
         for (at, (leg, size_of_leg)) in node.legs.iter().zip(sizes).enumerate() {
             let name = node_name(name, leg.word(), Some(at));
             path.push(at);
@@ -40,6 +51,16 @@ impl Node {
         }
         Ok(())
     }
+}
+
+/// What a service tells its legs where it has this size.
+fn told(node: &ServiceNode, size: Option<u64>, block_size: BlockSize) -> Option<Vec<Option<u64>>> {
+    let plan = registry::find(&node.service).and_then(|kind| (kind.plan)(&node.settings).ok())?;
+    let stated: Vec<_> = node.legs.iter().map(stated).collect();
+    Some(match size {
+        Some(size) => plan.leg_sizes(size, &stated, block_size),
+        None => stated,
+    })
 }
 
 fn stated(leg: &Node) -> Option<u64> {

@@ -110,6 +110,22 @@ fn relative_paths_start_where_they_are_told() {
 }
 
 #[test]
+fn leaves_have_the_size_that_they_are_told() {
+    let sizes = |stack: &str, size: Option<u64>| {
+        let stack: Node = stack.parse().unwrap();
+        let leaves = stack.sized_leaves(size, BlockSize::B512).into_iter();
+        leaves.map(|(leaf, size)| (leaf.spec.clone(), size)).collect::<Vec<_>>()
+    };
+    let (mib, leaf) = (1 << 20, |name: &str, size: Option<u64>| (format!("file:/{name}"), size));
+    assert_eq!(sizes("file:/a", Some(mib)), [leaf("a", Some(mib))]);
+    assert_eq!(sizes("file:/a(size=2M)", None), [leaf("a", Some(2 * mib))]);
+    assert_eq!(sizes("throttle(iops=1) | file:/a", Some(mib)), [leaf("a", Some(mib))]);
+    assert_eq!(sizes("concat(file:/a(size=1M), file:/b)", Some(3 * mib)), [leaf("a", Some(mib)), leaf("b", Some(2 * mib))]);
+    assert_eq!(sizes("cache(mode=through, file:/a) | file:/b", Some(mib)), [leaf("a", None), leaf("b", Some(mib))]);
+    assert_eq!(sizes("throttle(iops=1) | file:/a", None), [leaf("a", None)]);
+}
+
+#[test]
 fn leaves_in_memory_are_told_their_size() {
     let checked = |stack: &str, size: Option<u64>| {
         let stack: Node = stack.parse().unwrap();

@@ -157,6 +157,26 @@ fn a_leg_that_was_out_of_use_is_not_gone_on_with_alone() {
     }
 }
 
+/// It was noted in the words of the stack that was, which may have had a migration in it, or no sizes.
+#[test]
+fn a_leg_that_was_out_of_use_is_known_however_it_is_written_now() {
+    let disks = memory(3, 4096);
+    drop(mounted("mirror(disk:0, disk:1)", &disks, None, Reason::Create, &Arc::default()).unwrap());
+    for (stack, out) in [
+        ("mirror(disk:0, disk:1)", "move(disk:1, disk:2)"),
+        ("mirror(disk:0, disk:1)", "move(rate=4K, disk:1, disk:2)"),
+        ("mirror(disk:0, move(disk:1, disk:2))", "disk:1"),
+        ("mirror(disk:0, disk:1(size=2M))", "disk:1"),
+    ] {
+        let opened = open_known(stack, &disks, &["disk:0"], (ANY, vec![out.to_owned()]));
+        let error = opened.err().unwrap_or_else(|| panic!("{stack} opens with the leg that was out of use as {out}"));
+        assert!(error.contains("no such file: disk:0"), "{stack}: {error}");
+    }
+    // Where it goes to is none of it.
+    let out = vec!["move(disk:2, disk:1)".to_owned()];
+    drop(open_known("mirror(disk:0, disk:1)", &disks, &["disk:0"], (ANY, out)).unwrap());
+}
+
 #[test]
 fn what_is_told_no_size_opens_without_its_smallest_leg() {
     let disks = [memory(1, 4096).remove(0), memory(1, 2176).remove(0)];

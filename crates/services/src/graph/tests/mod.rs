@@ -1,4 +1,5 @@
 mod absent;
+mod ahead;
 mod live;
 mod reach;
 mod sizes;

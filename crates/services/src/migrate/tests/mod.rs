@@ -16,7 +16,8 @@ use millrace_backends::{
     fault::{Effect, FaultVolume, Kind, Rule, When},
 };
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Operation, Scratch, Switch, TaskContext, Volume,
+    BlockCount, BlockError, BlockSize, Geometry, Operation, Request, Scratch, Step, Switch, TaskContext, Usage, Volume,
+    VolumeError,
     conformance::{self, Bench, Random, Subject, SyncHarness, SyncIo, Wanted},
 };
 use millrace_engine::EngineError;
@@ -685,6 +686,61 @@ fn a_format_that_comes_before_the_walk_does_not_end_it() {
     assert_eq!(moving.failure(), None);
     to_the_end(&moving);
     assert!(moving.is_whole() && data_of(&legs[OLD]) == data_of(&legs[NEW]));
+}
+
+/// A leg whose format erases the first half and then fails.
+struct HalfErased(Arc<dyn Volume>);
+
+impl Volume for HalfErased {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        self.0.submit(cx, request)
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.0.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.0.resize(blocks)
+    }
+
+    fn format(&self, _: BlockSize) -> Result<(), VolumeError> {
+        legs::write(&self.0, 0, vec![0; self.geometry().bytes() as usize / 2]).unwrap();
+        Err(VolumeError::Refused { volume: self.name().to_owned(), why: "it cannot be erased".to_owned() })
+    }
+
+    fn usage(&self) -> Usage {
+        self.0.usage()
+    }
+}
+
+/// The guest has read what was erased.
+#[test]
+fn what_a_format_that_failed_has_erased_stays_erased_at_the_new_place() {
+    for far in [20, usize::MAX] {
+        let mut legs = memories(2, 1024);
+        legs[OLD] = Arc::new(HalfErased(Arc::clone(&legs[OLD])));
+        let graph = graph(STACK, &legs, None, Reason::Create, &Arc::default()).unwrap();
+        let moving = move_of(&graph);
+        let data = on_bench(graph.volume(), |bench| bench.write_random(0, 1024));
+        walk(&moving, far);
+        assert_eq!(moving.is_whole(), far == usize::MAX);
+        let error = moving.format(BlockSize::B512).unwrap_err().to_string();
+        assert!(error.contains("cannot be erased"), "{error}");
+        assert!(!moving.is_whole() && moving.failure().is_none());
+        on_bench(graph.volume(), |bench| bench.expect_zeroes(0, 512));
+        to_the_end(&moving);
+        assert!(moving.is_whole() && data_of(&legs[OLD]) == data_of(&legs[NEW]));
+        assert!(data_of(&legs[NEW])[512 * 512..] == data[512 * 512..]);
+    }
 }
 
 #[test]

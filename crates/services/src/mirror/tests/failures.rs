@@ -3,7 +3,10 @@
 use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockCount, BlockError, Lba, Operation};
 
-use super::*;
+use super::{
+    rebuild::{command, look_at_marks, state},
+    *,
+};
 use crate::service::Health;
 
 pub(super) const WRITE_FAULT: BlockError = BlockError::WriteFault { errno: 5 };
@@ -228,6 +231,26 @@ fn what_is_undecided_is_given_to_no_leg() {
     assert_eq!((scrub(&graph).listed, data_of(&volumes[0]) == model), (vec![700], true));
     // When it can be read again there is a majority.
     assert_eq!(scrub(&graph).repaired, 1);
+    assert!(volumes.iter().all(|leg| data_of(leg) == model));
+}
+
+/// No mark tells of the block that is wrong there: filled with what it missed, the leg would have it again.
+#[test]
+fn a_leg_that_refuses_what_a_scrub_found_is_filled_with_everything() {
+    let legs = faulty(3, 1024);
+    let volumes = volumes(&legs);
+    let graph = open("region=64K, ", &volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+    (0..2).for_each(|_| look_at_marks(&graph));
+    rot(&volumes[2], &model, 700);
+    let range = Some((Lba(700), BlockCount(1)));
+    legs[2].add(Rule { range, ..Rule::new(Kind::Write, When::Always, Effect::Fail(WRITE_FAULT)) });
+    assert_eq!((scrub(&graph).repaired, state(&graph, 2).as_str()), (0, "failed"));
+    legs[2].clear();
+    assert!(command(&graph, "rebuild", 2).unwrap().ends_with("with everything"));
+    assert!(resync(&graph));
+    assert_eq!(state(&graph, 2), "good");
     assert!(volumes.iter().all(|leg| data_of(leg) == model));
 }
 

@@ -271,6 +271,49 @@ fn a_format_that_the_legs_cannot_note_changes_nothing() {
     on_bench(&graph, |bench| bench.expect(0, &model));
 }
 
+/// Another one that cannot be begun would bring the legs back as they are.
+#[test]
+fn a_format_that_stopped_half_way_is_followed_by_an_opening_and_nothing_else() {
+    let legs = faulty(2, 1024);
+    let volumes = volumes(&legs);
+    let graph = open_with(&volumes, BlockSize::B512, 1024 * 512, Reason::Create);
+    on_bench(&graph, |bench| _ = bench.write_random(0, 1024));
+    command(&graph, "fail", 1).unwrap();
+    // It is told of the format, formatted, and then cannot be told again.
+    legs[0].add(Rule::new(Kind::Write, When::Nth(4), Effect::Fail(WRITE_FAULT)));
+    assert!(graph.volume().format(BlockSize::B4096).is_err());
+    assert_eq!(mirror(&graph).masks(), Masks::default());
+    legs[0].add(Rule::new(Kind::WriteZeroes, When::Nth(1), Effect::Fail(WRITE_FAULT)));
+    let refused = graph.volume().format(BlockSize::B4096).unwrap_err().to_string();
+    assert!(refused.contains("until it is opened again"), "{refused}");
+    assert_eq!(mirror(&graph).masks(), Masks::default());
+    drop(graph);
+    legs[0].clear();
+    let graph = open_with(&volumes, BlockSize::B4096, 1024 * 512, Reason::Open);
+    assert_eq!((state(&graph, 0).as_str(), state(&graph, 1).as_str()), ("good", "failed"));
+    on_bench(&graph, |bench| bench.expect_zeroes(0, 128));
+}
+
+/// What they have to do was reckoned before a format that they waited for.
+#[test]
+fn upkeep_has_nothing_to_do_where_the_end_was_left_out() {
+    let legs = volumes(&faulty(2, 1027));
+    let graph = open_with(&legs, BlockSize::B512, 1027 * 512, Reason::Create);
+    graph.volume().format(BlockSize::B4096).unwrap();
+    let mirror = mirror(&graph);
+    crate::legs::block_on(move |cx| {
+        Box::pin(async move {
+            let pool = millrace_memory::BufferPool::new(MOST_LEGS).unwrap();
+            for (at, blocks) in [(1024, 3), (1016, 11)] {
+                mirror.sync_piece(cx, &pool, at * 512, blocks * 512).await.unwrap();
+                mirror.scrub_piece(cx, &pool, at * 512, blocks * 512).await;
+            }
+        })
+    })
+    .unwrap();
+    on_bench(&graph, |bench| bench.expect_zeroes(0, 128));
+}
+
 #[test]
 fn the_only_leg_left_is_formatted_when_those_out_of_use_know() {
     for is_there in [true, false] {

@@ -3,7 +3,10 @@
 use millrace_backends::fault::Kind;
 use millrace_block::{Operation, trace::Tap};
 
-use super::*;
+use super::{
+    rebuild::{command, look_at_marks},
+    *,
+};
 use crate::{
     members::{
         decide::{Decision, Found, Shape, Wanted as Asked, decide},
@@ -367,6 +370,50 @@ fn a_copy_of_a_leg_that_was_being_filled_gets_everything() {
     let decided = decide(&found, asked, &mut || [7; 16]).unwrap();
     assert!(decided.all_stale);
     assert_eq!(decided.table.members[1], Member { id: [7; 16], state: LegState::Filling, failed_at: 0 });
+}
+
+/// What it got meanwhile no mark of the others tells.
+#[test]
+fn a_leg_that_was_used_apart_and_is_rebuilt_gets_everything() {
+    let legs = volumes(&faulty(2, 1024));
+    let graph = open("region=64K, ", &legs, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+    (0..2).for_each(|_| look_at_marks(&graph));
+    command(&graph, "fail", 1).unwrap();
+    on_bench(&graph, |bench| model[..512].copy_from_slice(&bench.write_random(0, 1)));
+    // Somebody else opened it alone, and a guest wrote there.
+    change_record(&legs[1], |table, _| {
+        table.event += 3;
+        (table.members[0].state, table.members[0].failed_at) = (LegState::Failed, table.event);
+    });
+    crate::legs::write(&legs[1], 700 * 512, vec![0xee; 512]).unwrap();
+    assert!(command(&graph, "rebuild", 1).unwrap().ends_with("with everything"));
+    assert!(resync(&graph));
+    assert!(legs.iter().all(|leg| data_of(leg) == model));
+}
+
+#[test]
+fn a_leg_that_was_used_apart_and_is_put_in_again_gets_everything() {
+    let mut newest = table_of(2);
+    newest.event = 11;
+    (newest.members[1].state, newest.members[1].failed_at) = (LegState::Failed, 11);
+    for (event, everything) in [(10, false), (11, true), (12, true)] {
+        let said = Table { event, ..table_of(2) };
+        let found = [(LegOrigin::Kept, &newest, 0), (LegOrigin::New, &said, 1)].map(|(origin, table, own)| Found {
+            name: format!("{origin:?}"),
+            origin,
+            record: Ok(Some((table.clone(), own))),
+            blank: false,
+            block_size: BlockSize::B512,
+        });
+        let shape = Shape { block_size: BlockSize::B512, more: 0 };
+        let asked = Asked { bytes: 4096, region_shift: 22, label: "v", reason: Reason::Change, rules: RULES, shape };
+        let decided = decide(&found, asked, &mut || [7; 16]).unwrap();
+        let id = if everything { [7; 16] } else { [2; 16] };
+        assert_eq!(decided.table.members[1], Member { id, state: LegState::Filling, failed_at: 0 });
+        assert_eq!(decided.all_stale, everything);
+    }
 }
 
 /// A mirror's life on paper: legs fail, come back and miss stores of the table, and no stale leg is ever taken for good.

@@ -1,6 +1,6 @@
 //! What is put in by mistake.
 
-use super::*;
+use super::{rebuild::look_at_marks, *};
 use crate::{members::state::LegState, testing::change_record};
 
 fn fails(form: Form, legs: &[Arc<dyn Volume>], reason: Reason) -> String {
@@ -113,6 +113,27 @@ fn a_leg_that_was_used_apart_is_refused() {
         table.members[0].state = LegState::Failed;
     });
     assert!(fails(SMALL, &legs, Reason::Open).contains("used apart from each other"));
+}
+
+/// What it got meanwhile no mark of the others tells.
+#[test]
+fn a_leg_that_was_used_apart_and_is_rebuilt_gets_everything() {
+    let legs = volumes(&SMALL.faulty(1024));
+    let graph = SMALL.open(&legs, Reason::Create);
+    let rules = parity(&graph).members.rules;
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| data = bench.write_random(0, 1024));
+    (0..2).for_each(|_| look_at_marks(&graph));
+    command(&graph, "fail", 1).unwrap();
+    change_record(rules, &legs[1], |table, _| {
+        table.event += 3;
+        (table.members[0].state, table.members[0].failed_at) = (LegState::Failed, table.event);
+    });
+    crate::legs::write(&legs[1], 3 * 4096, vec![0xee; 4096]).unwrap();
+    assert!(command(&graph, "rebuild", 1).unwrap().ends_with("with everything"));
+    assert!(resync(&graph));
+    parity_fits(&graph, &legs);
+    on_bench(&graph, |bench| bench.expect(0, &data));
 }
 
 /// What it says is whole, and cannot be: no leg is so long.

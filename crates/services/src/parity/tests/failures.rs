@@ -567,6 +567,56 @@ fn a_repair_that_the_leg_refuses_is_none() {
     }
 }
 
+/// It refuses the right block, of which no mark tells.
+#[test]
+fn a_leg_that_was_wrong_is_filled_with_everything() {
+    let legs = TWO.faulty(1024);
+    let volumes = volumes(&legs);
+    let graph = TWO.open(&volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+    (0..2).for_each(|_| super::rebuild::look_at_marks(&graph));
+    let leg = parity(&graph).layout.leg(0, 0);
+    rot(&volumes[leg], 5);
+    let range = Some((Lba(0), BlockCount(8)));
+    legs[leg].add(Rule { range, ..Rule::new(Kind::Write, When::Always, Effect::Fail(WRITE_FAULT)) });
+    assert_eq!(scrubbed(&graph).repaired, 0);
+    assert_eq!(state(&graph, leg), "failed");
+    legs[leg].clear();
+    assert!(command(&graph, "rebuild", leg).unwrap().ends_with("with everything"));
+    assert!(resync(&graph));
+    assert_eq!(state(&graph, leg), "good");
+    parity_fits(&graph, &volumes);
+    on_bench(&graph, |bench| bench.expect(0, &model));
+}
+
+/// Over disks that are full.
+#[test]
+fn an_erasure_takes_no_space_while_a_leg_is_missing() {
+    let legs = SMALL.faulty(1024);
+    let volumes = volumes(&legs);
+    let graph = SMALL.open(&volumes, Reason::Create);
+    on_bench(&graph, |bench| _ = bench.write_random(0, 1024));
+    command(&graph, "fail", 0).unwrap();
+    let area = parity(&graph).members.rules.area_of(&*volumes[1]) / 512;
+    for leg in &legs[1..] {
+        let range = Some((Lba(0), BlockCount(area)));
+        leg.add(Rule { range, ..Rule::new(Kind::Write, When::Always, Effect::Fail(BlockError::NoSpace)) });
+    }
+    on_bench(&graph, |bench| {
+        bench.plain(Operation::WriteZeroes { fua: false, deallocate: true }, 0, 1024).unwrap();
+        bench.expect_zeroes(0, 1024);
+    });
+    for leg in &legs {
+        leg.clear();
+    }
+    command(&graph, "rebuild", 0).unwrap();
+    assert!(resync(&graph));
+    assert!((0..3).all(|leg| state(&graph, leg) == "good"));
+    parity_fits(&graph, &volumes);
+    on_bench(&graph, |bench| bench.expect_zeroes(0, 1024));
+}
+
 #[test]
 fn repairs_are_durable() {
     for unread in [true, false] {

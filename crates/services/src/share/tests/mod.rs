@@ -2,6 +2,7 @@
 
 mod bad;
 mod buffers;
+mod changes;
 mod crashes;
 mod flushes;
 mod groups;

@@ -219,7 +219,33 @@ fn no_more_is_guaranteed_than_the_disk_can_do() {
     assert!(make("c", "share(min_iops=1000, min_bandwidth=7M)").is_ok());
     // The disk itself cannot promise less than it has.
     let line = Line::default();
-    line.set_able(Minimum { iops: 100, bandwidth: 0 }).unwrap();
-    assert!(line.admit(Minimum { iops: 88, bandwidth: 1 << 40 }).is_ok());
-    assert!(line.admit(Minimum { iops: 89, bandwidth: 0 }).is_err());
+    line.set_able(Minimum { iops: 100, bandwidth: 0 }, Err).unwrap();
+    assert!(line.reserve(Minimum { iops: 89, bandwidth: 0 }, Err).is_err());
+    // What somebody on its way has is nobody else's.
+    let reserved = line.reserve(Minimum { iops: 88, bandwidth: 1 << 40 }, Err).unwrap_or_else(|why| panic!("{why}"));
+    assert!(line.reserve(Minimum { iops: 1, bandwidth: 0 }, Err).is_err());
+    drop(reserved);
+    assert!(line.reserve(Minimum { iops: 1, bandwidth: 0 }, Err).is_ok());
+    // What is not known is more than anything.
+    let able = |iops, bandwidth| Minimum { iops, bandwidth };
+    assert!(able(0, 5).is_able_as(able(100, 5)) && able(5, 5).is_able_as(able(4, 5)));
+    assert!(!able(100, 5).is_able_as(able(0, 5)) && !able(5, 4).is_able_as(able(4, 5)));
+}
+
+/// Another volume got its guarantee while it was not there.
+#[test]
+fn a_volume_comes_back_whatever_is_guaranteed_by_then() {
+    let leg: Arc<dyn Volume> = Arc::<Serial>::default();
+    let stack = "disk(extent=16K, iops=8000)";
+    let pool = Pool::open(&leg, stack, Reason::Create).unwrap();
+    let share = "share(min_iops=6000)";
+    let make = |pool: &Pool, name: &str, reason| pool.volume(name, share, Some(EXTENT), reason);
+    let mut b = make(&pool, "b", Reason::Create).unwrap();
+    b.unmount();
+    let _c = make(&pool, "c", Reason::Create).unwrap();
+    assert!(make(&pool, "d", Reason::Create).is_err(), "what is new is refused");
+    b.mount(Reason::Open).unwrap();
+    let shown = pool.fact("guaranteed").unwrap();
+    assert!(shown.starts_with("12000 operations") && shown.contains("more than it can keep"), "{shown}");
+    assert!(make(&pool, "d", Reason::Create).is_err());
 }
