@@ -37,7 +37,7 @@ pub struct Kind {
     pub block_size: BlockSize,
     /// The volume cannot be written, or not through this disk.
     pub read_only: bool,
-    /// Deallocate gives space back.
+    /// Deallocate gives space back. Where not, it does nothing: in this alone, what takes the volume's place may be unlike it.
     pub deallocate: bool,
 }
 
@@ -54,6 +54,12 @@ impl Default for Kind {
     fn default() -> Self {
         Self { block_size: BlockSize::B512, read_only: false, deallocate: true }
     }
+}
+
+/// What a guest may use of a disk that offers so much. A volume may stop giving space back while its guest runs, as where it goes to another
+/// device: a guest that was told of discard goes on with it, and it does nothing.
+pub(crate) fn acceptable(offered: u64) -> u64 {
+    if offered & feature::WRITE_ZEROES != 0 { offered | feature::DISCARD } else { offered }
 }
 
 /// A disk's fixed properties.

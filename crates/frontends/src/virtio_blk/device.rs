@@ -24,6 +24,7 @@ use thiserror::Error;
 
 use super::{
     Config, KICKS, Kind,
+    config::acceptable,
     disk::{Counters, Disk, Fault},
     modes::WriteModes,
     session::{Progress, Session, SessionError, unwatch},
@@ -66,7 +67,7 @@ pub enum DeviceError {
     },
     /// A guest is connected that was told of another disk.
     #[error(
-        "device {device}: its guest runs with a disk of another kind (block size, read-only or discard differ); stop the guest \
+        "device {device}: its guest runs with a disk of another kind (block size or read-only differ); stop the guest \
          first, or attach a volume of the same kind"
     )]
     OtherKind {
@@ -215,7 +216,7 @@ impl VirtioBlkDevice {
             let features = |kind| self.disk.core.config.features(kind);
             // A guest that connects again was offered features by an earlier connection.
             let offered = client.session.offered().or_else(|| known.map(features));
-            let is_offered = offered.is_none_or(|offered| offered == features(kind));
+            let is_offered = offered.is_none_or(|offered| acceptable(offered) == acceptable(features(kind)));
             if !is_offered || known.is_some_and(|known| known.block_size != kind.block_size) {
                 return Err(DeviceError::OtherKind { device: self.name().to_owned() });
             }

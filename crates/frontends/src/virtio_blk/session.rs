@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 use super::{
     KICKS,
-    config::{Space, feature},
+    config::{Space, acceptable, feature},
     dirty::DirtyLog,
     disk::Disk,
     inflight::{InflightError, InflightRegion},
@@ -350,7 +350,7 @@ impl Session {
     }
 
     fn set_features(&mut self, disk: &mut Disk, features: u64) -> Result<(), Refusal> {
-        let offered = if self.offered == 0 { disk.offered() } else { self.offered };
+        let offered = acceptable(if self.offered == 0 { disk.offered() } else { self.offered });
         if features & !offered != 0 {
             return Err(Refusal::Features(features & !offered));
         }
@@ -444,8 +444,9 @@ fn set_memory(disk: &mut Disk, regions: &[Region], fds: Vec<Received>) -> Result
     let replaced = disk.core.memory.replace(regions, fds);
     let changed = disk.memory_changed();
     disk.memory_came();
-    changed?;
-    Ok(replaced?)
+    // Where there is no memory, no queue finds its parts either: that is not the reason.
+    replaced?;
+    Ok(changed?)
 }
 
 /// Messages that belong to one queue.
@@ -513,5 +514,54 @@ fn set_kick(disk: &mut Disk, cx: &ShardContext<'_>, index: u32, fd: Option<Event
 pub(crate) fn unwatch(cx: &ShardContext<'_>, queue: usize) {
     if let Err(error) = cx.unregister(KICKS + queue as u32) {
         tracing::error!(queue, %error, "a queue's kicks cannot be unwatched");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::{
+        super::{config::Config, message::VringAddr},
+        *,
+    };
+
+    const SIZE: u64 = 0x1_0000;
+
+    fn region() -> Region {
+        Region { guest: 0x10_0000, size: SIZE, user: 0x20_0000, offset: 0 }
+    }
+
+    fn table(disk: &mut Disk, file: &File) -> Result<(), Refusal> {
+        let fd = OwnedFd::from(file.try_clone().expect("a descriptor"));
+        set_memory(disk, &[region()], vec![fd.into()])
+    }
+
+    /// The operator is told what is wrong with the memory, and not that a queue was in it.
+    #[test]
+    fn a_memory_table_that_is_refused_under_a_running_queue_says_why() {
+        let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd"));
+        memory.set_len(SIZE).expect("room for the guest");
+        let null = File::open("/dev/null").expect("/dev/null");
+        let mut disk = Disk::new(Config::new("disk"), None);
+        table(&mut disk, &memory).expect("memory");
+        disk.queues[0].size = 16;
+        let Region { user, .. } = region();
+        let addr = VringAddr { desc: user, avail: user + 0x1000, used: user + 0x2000, ..VringAddr::default() };
+        disk.set_addr(addr).expect("within the memory");
+        disk.start_queue(0).expect("a queue");
+        let refusal = table(&mut disk, &null).expect_err("it is no memory");
+        assert!(matches!(refusal, Refusal::Memory(MapError::NotMemory { .. })), "{refusal}");
+        assert!(disk.queues[0].is_displaced());
+        // A table in which the queue is not is told as that.
+        let elsewhere = Region { user: region().user + SIZE, ..region() };
+        let fd = OwnedFd::from(memory.try_clone().expect("a descriptor"));
+        table(&mut disk, &memory).expect("memory");
+        assert!(disk.queues[0].ring.is_some(), "it goes on");
+        let refusal = set_memory(&mut disk, &[elsewhere], vec![fd.into()]).expect_err("no queue there");
+        assert!(matches!(refusal, Refusal::Ring(_)), "{refusal}");
+        disk.forget_front_end();
     }
 }

@@ -73,6 +73,11 @@ fn blank(block_size: BlockSize) -> Arc<dyn Volume> {
     MemoryVolume::create("other", 64 << 20, block_size).expect("a volume")
 }
 
+/// A volume that gives nothing back.
+fn without_discard() -> Arc<dyn Volume> {
+    NullVolume::create("null", 64 << 20, BlockSize::B512).expect("a volume")
+}
+
 fn attach(driver: &mut FakeDriver, volume: Arc<dyn Volume>) -> Result<(), DeviceError> {
     driver.device(|device, cx| device.attach(volume, Arc::default(), false, cx))
 }
@@ -161,8 +166,9 @@ fn offered(driver: &mut FakeDriver) -> u64 {
 /// What a front end is offered that comes while there is no volume is what the guest was offered, also by the next daemon.
 #[test]
 fn a_disk_without_a_volume_offers_what_it_offered() {
-    let null = || NullVolume::create("null", 64 << 20, BlockSize::B512).expect("a volume");
-    for (volume, read_only) in [(blank(BlockSize::B4096), true), (null(), false)] {
+    for (volume, read_only, other) in
+        [(blank(BlockSize::B4096), true, BlockSize::B512), (without_discard(), false, BlockSize::B4096)]
+    {
         let kind = Kind::new(&volume.geometry(), read_only);
         let mut driver = disk_of_kind(volume, read_only);
         driver.connect();
@@ -181,7 +187,7 @@ fn a_disk_without_a_volume_offers_what_it_offered() {
             assert_eq!((offered(&mut driver), &space(&mut driver)[8..]), (before, &told[..]), "restarted: {restarts}");
             // It is of no other kind, and its own volume comes back to it.
             assert!(matches!(show(&mut driver, !read_only), Err(DeviceError::OtherKind { .. })));
-            assert!(matches!(attach(&mut driver, blank(BlockSize::B512)), Err(DeviceError::OtherKind { .. })));
+            assert!(matches!(attach(&mut driver, blank(other)), Err(DeviceError::OtherKind { .. })));
             show(&mut driver, read_only).expect("the kind it was");
             assert_eq!(driver.request(kind::OUT, 8, &[7; 4096], 0).0, u8::from(read_only));
             driver.device(|device, _| device.detach());
@@ -193,6 +199,48 @@ fn a_disk_without_a_volume_offers_what_it_offered() {
         driver.device(|device, _| device.detach());
         driver.open();
         assert_eq!(offered(&mut driver) & (feature::RO | feature::DISCARD), feature::DISCARD);
+    }
+}
+
+/// The first 64 sectors.
+fn discard(driver: &mut FakeDriver) -> u8 {
+    driver.request(kind::DISCARD, 0, &[0_u64.as_bytes(), 64_u32.as_bytes(), 0_u32.as_bytes()].concat(), 0).0
+}
+
+/// A volume may come to a place that gives nothing back while its guest runs: that one goes on with what it was told, whoever connects again.
+#[test]
+fn a_guest_that_was_told_of_discard_goes_on_where_there_is_none() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    assert_eq!(discard(&mut driver), 0);
+    driver.restart_daemon_with(Some(without_discard()), None);
+    driver.setup.features &= !feature::DISCARD;
+    driver.negotiate();
+    assert_eq!(offered(&mut driver) & feature::DISCARD, 0, "none is told of what does nothing");
+    assert_eq!(driver.tell(code::SET_FEATURES, Setup::default().features.as_bytes(), &[]), Some(true));
+    driver.resume();
+    assert_eq!(driver.request(kind::OUT, 8, &[7; 4096], 0).0, 0);
+    assert_eq!(driver.request(kind::IN, 8, &[], 4096).0, 0);
+    assert_eq!(discard(&mut driver), 0);
+    // What cannot be written never had it.
+    let mut driver = disk_of_kind(blank(BlockSize::B512), true);
+    driver.connect();
+    let features = driver.setup.features | feature::DISCARD;
+    assert_eq!(driver.tell(code::SET_FEATURES, features.as_bytes(), &[]), Some(false));
+}
+
+/// The guest's own volume may have become one that gives nothing back, or one that does.
+#[test]
+fn a_volume_is_attached_whether_it_gives_space_back_or_not() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    for volume in [without_discard(), blank(BlockSize::B512)] {
+        driver.device(|device, _| device.detach());
+        attach(&mut driver, volume).expect("the kind it was");
+        assert_eq!(driver.request(kind::OUT, 8, &[7; 4096], 0).0, 0);
+        assert_eq!(discard(&mut driver), 0);
+        // To a front end that asks once more: it is offered less, or more, than its guest was told.
+        offered(&mut driver);
     }
 }
 
