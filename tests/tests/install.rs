@@ -65,6 +65,9 @@ fn it_is_installed_and_taken_away_again() {
         ("usr/local/share/zsh/site-functions/_millrace", "#compdef millrace"),
         ("usr/local/share/fish/vendor_completions.d/millrace.fish", "millrace"),
         ("usr/local/share/doc/millrace/millrace.example.toml", "[[volume]]"),
+        ("usr/local/share/doc/millrace/README.md", "# Millrace"),
+        ("usr/local/share/doc/millrace/docs/sandbox.md", "--allow"),
+        ("usr/local/share/doc/millrace/docs/services/crypt.md", "key-encryption key"),
         (
             "usr/local/lib/systemd/system/millrace.service",
             "ExecStart=/usr/local/bin/millrace serve --config /etc/millrace.toml",

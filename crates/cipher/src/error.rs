@@ -36,7 +36,7 @@ pub enum KeyError {
     )]
     Source(String),
     /// The source failed.
-    #[error("the key cannot be had from {from}: {source}")]
+    #[error("the key cannot be had from {from}: {source}{}", to_do(from, source))]
     Io {
         /// The source.
         from: String,
@@ -73,4 +73,20 @@ pub enum KeyError {
     /// No memory for it.
     #[error(transparent)]
     Cipher(#[from] CipherError),
+}
+
+/// What to do about a key file that cannot be read. Whether a volume is made or opened nobody knows here.
+fn to_do(from: &str, error: &io::Error) -> &'static str {
+    match error.kind() {
+        _ if !from.starts_with("file:") => "",
+        io::ErrorKind::PermissionDenied => {
+            "; the daemon's user must be allowed to read it, and so must the sandbox (\"allow\" under [sandbox] in the daemon's \
+             configuration, or serve --allow PATH, from its next start on)"
+        }
+        io::ErrorKind::NotFound => {
+            "; of a volume that is there bring it back: no other key opens it; for a new volume make it: head -c 32 /dev/urandom > FILE, \
+             chmod 600, the daemon's user its owner"
+        }
+        _ => "",
+    }
 }

@@ -682,9 +682,11 @@ impl ControlError {
                 format!("wait for it (\"millrace copy show {name}\"); while it is there, the same command may be given again")
             }
             Self::NoGroup { .. } => "\"millrace group list\" shows what there is".to_owned(),
-            Self::GroupInUse { .. } => {
-                "give those volumes another stack (\"millrace volume change\"), and delete those groups first".to_owned()
-            }
+            Self::GroupInUse { volumes, groups, .. } => match (&volumes[..], &groups[..]) {
+                ([], _) => "delete those groups first".to_owned(),
+                (_, []) => "give those volumes another stack (\"millrace volume change\") first".to_owned(),
+                _ => "give those volumes another stack (\"millrace volume change\"), and delete those groups first".to_owned(),
+            },
             Self::VolumeExists { .. } | Self::DeviceExists { .. } | Self::GroupExists { .. } => {
                 "choose another name, or delete the old one first".to_owned()
             }
@@ -714,7 +716,8 @@ impl ControlError {
             }
             Self::Volume(VolumeError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
                 "who serves it must be allowed to (root, too: it has given up the right to open everything), and so must the \
-                 sandbox: serve --allow PATH (docs/sandbox.md)"
+                 sandbox: \"allow\" under [sandbox] in the daemon's configuration, or serve --allow PATH, from its next start on \
+                 (docs/sandbox.md)"
                     .to_owned()
             }
             Self::Upgrading => "\"millrace upgrade --show\" tells how it goes".to_owned(),

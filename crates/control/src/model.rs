@@ -539,7 +539,7 @@ pub struct CopySpec {
     /// The volume that is written, from its beginning on. No device may have it, and it is nobody else's until the copy has ended.
     #[schema(value_type = String, example = "disk1")]
     pub target: Name,
-    /// Bytes per second at most; 0 or left out: as fast as it goes.
+    /// Bytes per second at most, 4096 or more; 0 or left out: as fast as it goes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub rate: Option<Size>,
@@ -552,7 +552,7 @@ pub struct CopyChange {
     /// "paused", or "running" to have it go on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<CopyState>,
-    /// Bytes per second at most from now on; 0: as fast as it goes.
+    /// Bytes per second at most from now on, 4096 or more; 0: as fast as it goes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub rate: Option<Size>,

@@ -35,7 +35,7 @@ use std::{
     time::Duration,
 };
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use millrace_backends::NvmePlace;
 use millrace_block::Lba;
 use millrace_driver::{
@@ -54,12 +54,13 @@ use crate::{cli::Global, client::ClientError};
 
 /// Drives an NVMe controller behind a vfio-user socket or a physical one, or a virtio disk, and prints IOPS, bandwidth and latencies.
 #[derive(Clone, Debug, Args)]
+#[command(group(ArgGroup::new("driven").required(true)))]
 pub(crate) struct BenchArgs {
     /// The controller's vfio-user socket, or a folder with it as `cntrl`; several times with --lean
-    #[arg(long = "socket", value_name = "PATH", required_unless_present = "device")]
+    #[arg(long = "socket", value_name = "PATH", group = "driven")]
     sockets: Vec<PathBuf>,
     /// A physical NVMe controller that is bound to vfio-pci, and its namespace, instead of a socket: 0000:01:00.0, or 0000:01:00.0/2
-    #[arg(long, value_name = "ADDRESS[/NSID]", conflicts_with_all = ["sockets", "nsid", "virtio"])]
+    #[arg(long, value_name = "ADDRESS[/NSID]", group = "driven", conflicts_with_all = ["sockets", "nsid", "virtio"])]
     device: Option<NvmePlace>,
     /// Nothing on the physical disk is needed: without this a load that writes, or --verify, is refused
     #[arg(long, conflicts_with = "sockets")]

@@ -28,11 +28,20 @@ pub(crate) use self::{
 };
 use crate::{bench::BenchArgs, engine};
 
+/// What the manual page says beside the commands.
+const PLACES: &str = "\
+Files: /etc/millrace.toml, the service's configuration; /var/lib/millrace, the state; /run/millrace, the sockets. Of another user than root: \
+$XDG_STATE_HOME/millrace (or ~/.local/state/millrace) and $XDG_RUNTIME_DIR/millrace (or /tmp/millrace-UID).
+
+Exit status: 0: done; 1: it failed, and standard error says why; 2: wrong usage, or a configuration that cannot be understood.
+
+What messages name as docs/… lies in share/doc/millrace, beside this program's bin.";
+
 /// Virtual NVMe disks for virtual machines
 ///
 /// `millrace serve` runs the daemon, and most other commands ask it. `millrace nvme` serves a single disk without it.
 #[derive(Debug, Parser)]
-#[command(name = "millrace", version, max_term_width = 100)]
+#[command(name = "millrace", version, max_term_width = 100, after_long_help = PLACES)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -42,7 +51,8 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// Where the daemon's sockets are [default: /run/millrace, or XDG_RUNTIME_DIR/millrace]
+    /// Where the daemon's sockets are [default: /run/millrace; of another user than root
+    /// XDG_RUNTIME_DIR/millrace, or /tmp/millrace-UID]
     #[arg(long, global = true, env = "MILLRACE_RUN_DIR", hide_env_values = true, value_name = "DIR")]
     run_dir: Option<PathBuf>,
     /// Print JSON
@@ -138,7 +148,8 @@ pub(crate) struct ServeArgs {
     /// A configuration file (TOML) with volumes and devices to make sure of
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Where the state is kept [default: /var/lib/millrace, or XDG_STATE_HOME/millrace]
+    /// Where the state is kept [default: /var/lib/millrace; of another user than root XDG_STATE_HOME/millrace, or
+    /// ~/.local/state/millrace]
     #[arg(long, env = "MILLRACE_STATE_DIR", hide_env_values = true, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// Poll threads: their number (2), or one bound to each core of a list (0,2,4-6) [default: 1]
@@ -214,7 +225,7 @@ pub(crate) struct UpgradeArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct LogArgs {
-    /// What is logged: a level (error, warn, info, debug, trace), or a list of TARGET=LEVEL
+    /// What is logged: a level (error, warn, info, debug, trace), or a list of TARGET=LEVEL [default: warn,millrace_control=info]
     #[arg(long = "log", env = "MILLRACE_LOG", hide_env_values = true, value_name = "FILTER")]
     pub(crate) filter: Option<String>,
     /// How it is written
@@ -316,7 +327,7 @@ pub(crate) enum VolumeCommand {
     Command {
         /// The volume
         name: String,
-        /// The service: its name, or its node as "volume show" messages name it
+        /// The service: its name; where there are several of it, its place, which "volume show" has beside each: stripe.0
         service: String,
         /// The command
         command: String,
@@ -446,7 +457,8 @@ impl DiskCreate {
 pub(crate) struct VolumeCreate {
     /// Its name: A-Z a-z 0-9 . _ -, at most 64
     pub(crate) name: Name,
-    /// Its size: bytes, or a unit of powers of 1024 (512M, 1G). A file that exists needs none
+    /// Its size: bytes, or a unit of powers of 1024 (512M, 1G). A file that exists needs none: it has its own. Of a longer one guests see
+    /// the beginning, and a resize cuts off the rest
     #[arg(long)]
     pub(crate) size: Option<Size>,
     #[command(flatten)]

@@ -144,10 +144,16 @@ fn volume_table(views: &[VolumeView]) -> String {
     table.render()
 }
 
+/// What to do about what could not be opened.
+const REOPENED: &str = "put right what it says, then \"millrace upgrade\" (to the same binary: guests go on)";
+
 fn volume_facts(view: &VolumeView) -> String {
-    let mut list = vec![
-        ("name", view.name.to_string()),
-        ("state", state(view.state, view.reason.as_ref())),
+    // The name stands above it.
+    let itself = format!("volume {}: ", view.name);
+    let reason = view.reason.as_ref().map(|reason| reason.strip_prefix(&*itself).unwrap_or(reason).to_owned());
+    let mut list = vec![("name", view.name.to_string()), ("state", state(view.state, reason.as_ref()))];
+    list.extend(reason.map(|_| ("to do", REOPENED.to_owned())));
+    list.extend([
         ("size", format!("{} ({} bytes)", view.size, view.size.0)),
         ("used", allocated(view)),
         ("block size", u32::from(view.block_size).to_string()),
@@ -155,7 +161,7 @@ fn volume_facts(view: &VolumeView) -> String {
         ("read-only", view.read_only.to_string()),
         ("uuid", view.uuid.clone()),
         ("attached to", dash(attached_to(view))),
-    ];
+    ]);
     if let Some(device) = &view.created_by {
         list.push(("created by", format!("the guest of {device}")));
     }
@@ -347,7 +353,7 @@ fn status_text(status: &Status) -> String {
         ("volumes", status.volumes.to_string()),
         ("devices", format!("{}, {} with a guest", status.devices, status.connected)),
     ]);
-    let mut table = Table::new(&["SHARD", "DEVICES", "BUSY", "COMMANDS", "WAITING"]);
+    let mut table = Table::new(&["SHARD", "DEVICES", "BUSY", "COMMANDS", "TASKS"]);
     for ShardView { index, devices, busy_permille, commands, tasks_waiting, .. } in &status.shards {
         let busy = format!("{}.{} %", busy_permille / 10, busy_permille % 10);
         table.row([index.to_string(), devices.to_string(), busy, commands.to_string(), tasks_waiting.to_string()]);
@@ -363,6 +369,9 @@ fn status_text(status: &Status) -> String {
     }
     lines.extend(status.upgrade.iter().map(|view| format!("last upgrade: {}", upgrade::text(view))));
     lines.extend(status.failed.iter().map(|failed| format!("failed: {failed}")));
+    if status.failed.iter().any(|failed| failed.starts_with("volume ") || failed.starts_with("device ")) {
+        lines.push(format!("to do: {REOPENED}"));
+    }
     lines.extend(status.degraded.iter().map(|degraded| format!("degraded: {degraded}")));
     lines.join("\n")
 }
@@ -461,6 +470,31 @@ mod tests {
         let error = attach_first(&client, "d", "/v1/devices/d", &attach).unwrap_err().to_string();
         daemon.join().unwrap();
         error
+    }
+
+    #[test]
+    fn what_has_failed_comes_with_what_to_do() {
+        let mut status = Status {
+            version: String::new(),
+            pid: 1,
+            uptime_seconds: 1,
+            run_dir: "/run".into(),
+            state_dir: None,
+            shards: Vec::new(),
+            volumes: 1,
+            devices: 0,
+            connected: 0,
+            failed: vec!["volume v: cannot open /v.img: No such file".to_owned()],
+            degraded: Vec::new(),
+            upgrade: None,
+            workers: Vec::new(),
+        };
+        let told = status_text(&status);
+        assert!(told.ends_with(&format!("No such file\nto do: {REOPENED}")), "{told}");
+        for failed in [vec!["copy c: its target is full".to_owned()], Vec::new()] {
+            status.failed = failed;
+            assert!(!status_text(&status).contains("to do"));
+        }
     }
 
     #[test]

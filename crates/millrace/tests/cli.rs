@@ -252,6 +252,8 @@ fn refusals_are_told_with_advice_and_change_nothing() {
         let told = place.fails(1, arguments);
         assert!(told.starts_with("millrace: ") && told.contains(complaint), "{arguments:?}: {told}");
     }
+    let told = place.fails(2, &["volume", "insert", "a", "throttle(iops=0)"]);
+    assert!(told.starts_with("millrace: volume a: stack, column "), "{told}");
     assert_eq!((place.json(&["volume", "list"]), place.json(&["device", "list"])), before);
     assert!(!place.path("none.img").exists() && !place.path("run/e.sock").exists() && !place.path("slow.img").exists());
 }
@@ -301,6 +303,8 @@ fn wrong_usage_has_its_own_exit_code() {
         (&["usage", "--from", "2026-02-01", "--to", "2026-01-01"], "exchange the two"),
         (&["device", "create", "d", "--virtio-blk", "--mdts", "8K"], "the other options are an NVMe controller's"),
         (&["volume", "command", "v", "mirror", "resync", "word"], "write name=value"),
+        (&["bench"], "--device <ADDRESS"),
+        (&["bench", "--socket", "a.sock", "--device", "0000:01:00.0"], "cannot be used with"),
         (&["bench", "--socket", "a.sock", "--socket", "b.sock"], "2 sockets: only --lean drives more than one"),
     ] {
         let told = place.fails(2, arguments);
@@ -342,7 +346,10 @@ fn everything_survives_a_restart_and_a_crash() {
     place.stop_well();
     fs::remove_file(place.path("f.img")).unwrap();
     place.start(&[]);
-    assert!(place.ok(&["status"]).contains("failed: volume f: "));
+    let told = place.ok(&["status"]);
+    assert!(told.contains("failed: volume f: cannot open ") && told.contains("to do: put right what it says"), "{told}");
+    let told = place.ok(&["volume", "show", "f"]);
+    assert!(told.contains("failed: cannot open ") && told.contains("\"millrace upgrade\""), "{told}");
     assert!(place.ok(&["volume", "list"]).contains("failed: "));
 }
 
@@ -626,6 +633,8 @@ fn completions_and_manual_pages() {
     }
     assert!(place.ok(&["--version"]).starts_with("millrace "));
     assert!(place.ok(&["--help"]).contains("serve"));
+    let page = fs::read_to_string(place.path("pages/millrace.1")).unwrap();
+    assert!(page.contains("/etc/millrace.toml") && page.contains("Exit status"), "{page}");
 }
 
 #[test]

@@ -29,6 +29,17 @@ fn files_hold_bytes_or_digits() {
     fs::remove_file(&path).unwrap();
     let missing = load(&source).unwrap_err().to_string();
     assert!(missing.contains(&source) && missing.contains("No such file"), "{missing}");
+    assert!(missing.contains("head -c 32 /dev/urandom") && missing.contains("no other key opens it"), "{missing}");
+}
+
+#[test]
+fn who_may_not_read_a_key_is_told_what_allows_it() {
+    let refused =
+        |from: &str| KeyError::Io { from: from.to_owned(), source: std::io::ErrorKind::PermissionDenied.into() }.to_string();
+    let file = refused("file:/etc/key");
+    assert!(file.contains("must be allowed to read it") && file.contains("serve --allow PATH"), "{file}");
+    // Of other sources nothing is known.
+    assert!(refused("keyring:vm-7").ends_with("permission denied"));
 }
 
 #[test]

@@ -245,7 +245,8 @@ fn shards(registry: &mut Registry, workers: &[WorkerView]) {
     registry.register("shard_held_up", "Submissions that waited for a disk whose queue was full", held_up);
     registry.register("shard_commands", "Commands finished on the shard", commands);
     registry.register("shard_devices", "Devices on the shard", devices);
-    registry.register("shard_tasks_waiting", "Requests that wait", waiting);
+    let tasks = "Tasks that wait: requests that did not end at once, and the upkeep of services, which always does";
+    registry.register("shard_tasks_waiting", tasks, waiting);
     registry.register("shard_stage_ticks", "Ticks of the time stamp counter in a stage of the data path", ticks);
     registry.register("shard_stage_entries", "Times a stage of the data path was entered", entries);
 }

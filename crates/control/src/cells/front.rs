@@ -167,8 +167,8 @@ impl Cells {
 
     async fn create_volume(self: &Arc<Self>, mut call: Call) -> Response {
         let Some(spec) = call.body::<VolumeSpec>() else { return call.here().await };
-        let stack = spec.stack.clone();
-        let look = move |manager: &Manager| drop(manager.look_before_creation(&stack));
+        let looked_at = spec.clone();
+        let look = move |manager: &Manager| drop(manager.look_before_creation(&looked_at));
         if let Err(problem) = self.look_first(Object::volume(&spec.name), look).await {
             return problem.into_response();
         }

@@ -154,8 +154,8 @@ pub(super) fn about_socket(error: &io::Error) -> Option<&'static str> {
         }
         ErrorKind::NotFound => Some("make its directory first, or choose another --socket"),
         ErrorKind::PermissionDenied => Some(
-            "the daemon's user must be allowed to make it there, and so must the sandbox: choose another --socket, or serve \
-             --allow PATH (docs/sandbox.md)",
+            "the daemon's user must be allowed to make it there, and so must the sandbox: choose another --socket, or name its place by \
+             \"allow\" under [sandbox] in the daemon's configuration, or serve --allow PATH, from its next start on (docs/sandbox.md)",
         ),
         _ => about(error),
     }

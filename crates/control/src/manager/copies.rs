@@ -41,6 +41,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long an order waits for the end of a copy's present step: behind a slow volume that takes long, behind one that hangs for ever.
 const MOMENT: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(2);
+/// Least bytes per second, as of a migration.
+const LEAST_RATE: u64 = 4096;
 
 /// A copy, and its thread while it has one.
 pub(super) struct Copy {
@@ -97,7 +99,7 @@ impl Copy {
 
     /// Whether its volumes are not free.
     fn holds(&self) -> bool {
-        matches!(self.record.state, CopyState::Running | CopyState::Paused)
+        is_open(&self.record)
     }
 }
 
@@ -122,6 +124,7 @@ impl Manager {
         if inner.copies.contains_key(&name) {
             return Err(ControlError::CopyExists { name });
         }
+        check_rate(&name, spec.rate)?;
         inner.check_copy(&spec.source, &spec.target)?;
         let (source, target) = inner.switches(&spec.source, &spec.target)?;
         let bytes = copy::check(&*source, &*target).map_err(|source| ControlError::Copy { copy: name.clone(), source })?;
@@ -138,6 +141,7 @@ impl Manager {
 
     /// Pauses a copy, has it go on, or sets how fast it may be.
     pub fn change_copy(&self, name: &str, change: &CopyChange) -> Result<CopyView, ControlError> {
+        check_rate(&self.copy(name)?.name, change.rate)?;
         match change.state {
             None => self.set_copy_rate(name, change.rate),
             Some(CopyState::Running) => self.resume_copy(name, change.rate),
@@ -229,7 +233,7 @@ impl Manager {
                 // Nothing was kept from its volumes meanwhile: they may be others of the same name.
                 record.forget_progress();
             }
-            // It would have failed, and begun anew the next time.
+            // As for a new one.
             CopyState::Paused => drop(inner.idle_volume(record.source.as_str())?),
         }
         (record.state, record.reason) = (CopyState::Running, None);
@@ -336,22 +340,17 @@ impl Manager {
 
     /// Takes copies up after a start: from now on they have their targets. `outlived`: another process was served here just before.
     pub(super) fn take_up_copies(&self, inner: &mut Inner, mut records: Vec<CopyRecord>, outlived: bool) {
-        // As they were begun: a later one may write what an earlier one reads, and not the other way round.
+        // Of two that write one target the one that was begun first has it.
         records.sort_by_key(|record| record.begun);
-        for mut record in records {
-            let is_open = matches!(record.state, CopyState::Running | CopyState::Paused);
-            let in_memory = |volume: &Name| inner.is_in_memory(volume);
-            if record.state != CopyState::Done && in_memory(&record.target) {
+        // All before the first is there: they ran together, and one may write what another reads.
+        let faults: Vec<_> = records.iter().map(|record| inner.why_not_up(record, outlived)).collect();
+        for (mut record, fault) in records.into_iter().zip(faults) {
+            if record.state != CopyState::Done && inner.is_in_memory(&record.target) {
                 record.forget_progress();
             }
-            let fault = if is_open && !outlived && in_memory(&record.source) {
-                Some(format!("volume {} is in memory, and what it held went with the daemon", record.source))
-            } else if is_open {
-                // Whatever is stored: what somebody uses is not written over.
-                inner.check_copy(&record.source, &record.target).err().map(|error| error.to_string())
-            } else {
-                None
-            };
+            let holder = inner.copy_to(record.target.as_str()).filter(|_| is_open(&record));
+            let taken = |copy: &Name| ControlError::Copying { name: record.target.clone(), copy: copy.clone() }.to_string();
+            let fault = fault.or_else(|| holder.map(taken));
             let mut copy = Copy::new(record);
             if let Some(reason) = fault {
                 self.fail_copy(&mut copy, reason);
@@ -392,6 +391,21 @@ impl Manager {
     }
 }
 
+/// Whether it has not ended.
+fn is_open(record: &CopyRecord) -> bool {
+    matches!(record.state, CopyState::Running | CopyState::Paused)
+}
+
+/// Refuses a rate at which nothing would seem to happen: one whose unit was forgotten.
+fn check_rate(name: &Name, rate: Option<Size>) -> Result<(), ControlError> {
+    match rate {
+        Some(Size(1..LEAST_RATE)) => {
+            Err(ControlError::invalid("copy", name, "rate: at least 4K a second; 0: as fast as it goes"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Has a copy be as fast as is asked for, if that is asked for: with whatever else changes, or not at all.
 fn take_rate(record: &mut CopyRecord, rate: Option<Size>) {
     if let Some(rate) = rate {
@@ -402,6 +416,18 @@ fn take_rate(record: &mut CopyRecord, rate: Option<Size>) {
 impl Inner {
     fn copy(&self, name: &str) -> Result<&Copy, ControlError> {
         self.copies.get(name).ok_or_else(|| ControlError::NoCopy { name: name.to_owned() })
+    }
+
+    /// Why a copy that has not ended does not go on after a start.
+    fn why_not_up(&self, record: &CopyRecord, outlived: bool) -> Option<String> {
+        if !is_open(record) {
+            return None;
+        }
+        if !outlived && self.is_in_memory(&record.source) {
+            return Some(format!("volume {} is in memory, and what it held went with the daemon", record.source));
+        }
+        // Whatever is stored: what somebody uses is not written over.
+        self.check_copy(&record.source, &record.target).err().map(|error| error.to_string())
     }
 
     fn free_copy_name(&self) -> Option<Name> {

@@ -504,10 +504,11 @@ impl Manager {
             }
             let services = volume.graph.as_ref().map(|live| live.graph.services(&command.service)).unwrap_or_default();
             let [(_, service)] = &services[..] else {
-                let nodes: Vec<_> = services.iter().map(|(node, _)| format!("{node:?}")).collect();
-                let why = match &nodes[..] {
+                let place = |(node, _): &(String, _)| node.split(" (").next().unwrap_or_default().to_owned();
+                let places: Vec<_> = services.iter().map(place).collect();
+                let why = match &places[..] {
                     [] => format!("it has no service {}; {}", command.service, commanded(&volume.record.spec.stack)),
-                    nodes => format!("it has several services {}: say which, {}", command.service, nodes.join(" or ")),
+                    places => format!("it has several services {}: say which, {}", command.service, places.join(" or ")),
                 };
                 return Err(ControlError::invalid("volume", &name, why));
             };
@@ -529,24 +530,25 @@ impl Manager {
     }
 }
 
-/// The services of a stack, and what each takes.
+/// The services of a stack, and what each takes; where there are several of one, the places that tell them apart.
 fn commanded(stack: &Node) -> String {
-    fn collect<'a>(node: &'a Node, into: &mut Vec<&'a str>) {
-        if let Node::Service(node) = node {
-            if !into.contains(&node.service.as_str()) {
-                into.push(&node.service);
-            }
-            for leg in &node.legs {
-                collect(leg, into);
-            }
+    fn collect<'a>(node: &'a Node, place: &str, into: &mut Vec<(&'a str, Vec<String>)>) {
+        let Node::Service(node) = node else { return };
+        match into.iter_mut().find(|(name, _)| *name == node.service) {
+            Some((_, places)) => places.push(place.to_owned()),
+            None => into.push((node.service.as_str(), vec![place.to_owned()])),
+        }
+        for (at, leg) in node.legs.iter().enumerate() {
+            collect(leg, &format!("{place}.{at}"), into);
         }
     }
     let mut names = Vec::new();
-    collect(stack, &mut names);
-    let takes = |name: &&str| {
+    collect(stack, stack.word(), &mut names);
+    let takes = |(name, places): &(&str, Vec<String>)| {
         let commands: Vec<_> = find(name).into_iter().flat_map(|kind| kind.commands).map(|command| command.name).collect();
         let commands = if commands.is_empty() { "no commands".to_owned() } else { commands.join(", ") };
-        format!("{name} ({commands})")
+        let which = if places.len() > 1 { format!(", as {}", places.join(" and ")) } else { String::new() };
+        format!("{name}{which} ({commands})")
     };
     match &names[..] {
         [] => "it has none at all: its stack is a back end, which takes no commands".to_owned(),
@@ -673,18 +675,28 @@ impl Manager {
     }
 }
 
-/// How a service is that is not well, and its name: worth a line in the daemon's status. One that has failed goes before others.
-pub(super) fn unwell(tree: &Tree) -> Option<(Health, &str)> {
+/// How a service is that is not well, and its name: worth a line in the daemon's status. One that has failed goes before others. Of
+/// several of its kind it is named with its place, as everywhere.
+pub(super) fn unwell(tree: &Tree) -> Option<(Health, String)> {
+    let (health, node, place) = first_unwell(tree, &tree.node)?;
+    let is_told_apart = place != node && tree.count(node) > 1;
+    Some((health, if is_told_apart { format!("{place} ({node})") } else { node.to_owned() }))
+}
+
+/// The same, the name and the place by themselves.
+fn first_unwell<'a>(tree: &'a Tree, place: &str) -> Option<(Health, &'a str, String)> {
     let here = tree.status.as_ref().map(|status: &Status| status.health);
+    let own = |health| (health, &*tree.node, place.to_owned());
     match here {
         // What outlives a leg says itself how it is.
-        Some(Health::Failed) => Some((Health::Failed, &tree.node)),
-        Some(Health::Degraded) if outlives_legs(&tree.node) => Some((Health::Degraded, &tree.node)),
+        Some(Health::Failed) => Some(own(Health::Failed)),
+        Some(Health::Degraded) if outlives_legs(&tree.node) => Some(own(Health::Degraded)),
         _ => {
-            let below: Vec<_> = tree.over.iter().filter_map(unwell).collect();
-            let failed = below.iter().find(|(health, _)| *health == Health::Failed).copied();
-            let own = here.filter(|health| *health != Health::Good).map(|health| (health, &*tree.node));
-            failed.or(own).or_else(|| below.first().copied())
+            let legs = tree.over.iter().enumerate();
+            let below: Vec<_> = legs.filter_map(|(at, leg)| first_unwell(leg, &format!("{place}.{at}"))).collect();
+            let failed = below.iter().find(|(health, ..)| *health == Health::Failed).cloned();
+            let own = here.filter(|health| *health != Health::Good).map(own);
+            failed.or(own).or_else(|| below.into_iter().next())
         }
     }
 }

@@ -40,6 +40,7 @@ mod upgrade;
 mod views;
 mod volumes;
 mod waits;
+mod warnings;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -387,7 +387,7 @@ impl Inner {
         if self.volumes.contains_key(&volume.value.name) {
             return Ok(());
         }
-        let warning = super::images::warning(&volume.value.stack);
+        let warning = super::warnings::of(&volume.value);
         let new = self.make_volume(&volume.value, None)?;
         if let Some(warning) = warning {
             tracing::warn!(volume = %volume.value.name, "{warning}");

@@ -227,6 +227,15 @@ fn an_image_that_is_not_raw_is_told_when_its_volume_is_made() {
 }
 
 #[test]
+fn a_file_that_is_longer_is_told_when_its_volume_is_made() {
+    let rig = Rig::new();
+    fs::write(rig.path("a.img"), vec![1; 1 << 20]).unwrap();
+    let told = rig.create_volume(&rig.file_volume("a", "64K")).unwrap().warning.unwrap();
+    assert!(told.contains("a.img has 1M, and the volume 64K of it"), "{told}");
+    assert_eq!(fs::metadata(rig.path("a.img")).unwrap().len(), 1 << 20, "and nothing is cut off");
+}
+
+#[test]
 fn volumes_come_and_go() {
     let rig = Rig::new();
     let view = rig.create_volume(&volume("a", "1M", "memory")).unwrap();

@@ -73,7 +73,7 @@ pub struct VolumeView {
     /// Where it is going, while it is being migrated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub migration: Option<MigrationView>,
-    /// What its files look like that is probably not meant; only in the answer to its creation.
+    /// What about it is probably not meant (its files, its key, its cache); only in the answer to its creation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
 }
@@ -468,7 +468,10 @@ impl Manager {
     pub(crate) fn status_with(&self, volumes: &[VolumeView], devices: &[DeviceView]) -> Status {
         let (mut failed, mut degraded) = (Vec::new(), Vec::new());
         let mut note = |kind, name: &Name, reason: &Option<String>| {
-            failed.extend(reason.iter().map(|reason| format!("{kind} {name}: {reason}")));
+            // Many a reason begins with that itself.
+            let itself = format!("{kind} {name}: ");
+            let reason = reason.as_ref().map(|reason| reason.strip_prefix(&*itself).unwrap_or(reason));
+            failed.extend(reason.map(|reason| format!("{itself}{reason}")));
         };
         for volume in volumes {
             note("volume", &volume.name, &volume.reason);

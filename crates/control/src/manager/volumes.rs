@@ -23,7 +23,7 @@ use millrace_services::{
 };
 use uuid::Uuid;
 
-use super::{HistoryEntry, Inner, Manager, Volume, VolumeView, graphs::LiveGraph, images, shapes::told};
+use super::{HistoryEntry, Inner, Manager, Volume, VolumeView, graphs::LiveGraph, shapes::told, warnings};
 use crate::{
     Name, Size,
     error::ControlError,
@@ -169,7 +169,7 @@ impl FileChange {
 impl Manager {
     /// Creates a volume.
     pub fn create_volume(&self, spec: &VolumeSpec) -> Result<VolumeView, ControlError> {
-        let warning = self.look_before_creation(&spec.stack);
+        let warning = self.look_before_creation(spec);
         let mut inner = self.lock()?;
         let new = inner.make_volume(spec, None)?;
         let changes = Changes { put_volumes: vec![&new.volume.record], ..Changes::default() };
@@ -497,10 +497,10 @@ impl Manager {
     }
 
     /// Looks at the files of a volume that is to be, while nothing is locked; what is odd about them.
-    pub(crate) fn look_before_creation(&self, stack: &Node) -> Option<String> {
-        look_at_files(stack);
+    pub(crate) fn look_before_creation(&self, spec: &VolumeSpec) -> Option<String> {
+        look_at_files(&spec.stack);
         self.look_at_unopened();
-        images::warning(stack)
+        warnings::of(spec)
     }
 
     /// Measures what a volume holds, for its last line in the account. Asks the system below: nothing is locked meanwhile.

@@ -65,7 +65,8 @@ fn is_changed_meanwhile(error: &(dyn Error + 'static)) -> bool {
 
 /// Puts a service on top.
 pub(super) fn insert(client: &Client, name: &str, service: &str) -> Changed {
-    let make = |from: &Node| -> Edited { Ok(stack(&format!("{service} | {from}")).map_err(Misuse)?) };
+    let of = |why: String| Misuse(format!("volume {name}: {why}"));
+    let make = |from: &Node| -> Edited { Ok(stack(&format!("{service} | {from}")).map_err(of)?) };
     // Who has put such a service in meanwhile may have meant the same.
     let same = |read: &Node, now: &Node| {
         let Ok(made) = make(read) else { return false };
@@ -214,21 +215,25 @@ fn time(seconds: u64) -> String {
 /// A stack as a tree, each service with what it has to say.
 pub(super) fn tree(root: &Tree) -> String {
     let mut lines = Vec::new();
-    draw(root, "", "", &mut lines);
+    draw(root, (root, &root.node), ("", ""), &mut lines);
     lines.join("\n")
 }
 
-fn draw(node: &Tree, first: &str, rest: &str, lines: &mut Vec<String>) {
+/// Draws a node with its place, which is told where others are of its kind.
+fn draw(root: &Tree, (node, place): (&Tree, &str), (first, rest): (&str, &str), lines: &mut Vec<String>) {
     let settings: Vec<_> = node.settings.iter().map(|(name, value)| format!(" {name}={value}")).collect();
     let size = if node.size == 0 { String::new() } else { format!("  {}", Size(node.size).approximate()) };
     let health = node.status.as_ref().map(|status| status.health).filter(|health| *health != Health::Good);
     let health = health.map(|health| format!("  {}", health.to_string().to_uppercase())).unwrap_or_default();
-    lines.push(format!("{first}{}{}{size}{health}", node.node, settings.concat()));
+    let is_told_apart = !node.over.is_empty() && place != node.node && root.count(&node.node) > 1;
+    let which = if is_told_apart { format!("  ({place})") } else { String::new() };
+    lines.push(format!("{first}{}{}{size}{health}{which}", node.node, settings.concat()));
     let below = if node.over.is_empty() { "   " } else { "│  " };
     lines.extend(node.status.iter().flat_map(said).map(|line| format!("{rest}{below} {line}")));
     for (at, leg) in node.over.iter().enumerate() {
         let (branch, trunk) = if at + 1 == node.over.len() { ("└─ ", "   ") } else { ("├─ ", "│  ") };
-        draw(leg, &format!("{rest}{branch}"), &format!("{rest}{trunk}"), lines);
+        let (place, first) = (format!("{place}.{at}"), format!("{rest}{branch}"));
+        draw(root, (leg, &place), (&first, &format!("{rest}{trunk}")), lines);
     }
 }
 
@@ -322,6 +327,14 @@ concat
 │  └─ file:/b  1.0 GiB
 └─ null";
         assert_eq!(tree(&root).replace("1G", "1.0 GiB"), expected.replace("1G", "1.0 GiB"));
+    }
+
+    #[test]
+    fn services_of_one_kind_are_drawn_with_their_places() {
+        let stack: Node = "meter | stripe(mirror(null, null), mirror(null, null))".parse().unwrap();
+        let drawn = tree(&Tree::of(&stack));
+        let services: Vec<_> = drawn.lines().filter(|line| !line.ends_with("null")).collect();
+        assert_eq!(services, ["meter", "└─ stripe", "   ├─ mirror  (meter.0.0)", "   └─ mirror  (meter.0.1)"]);
     }
 
     #[test]

@@ -147,7 +147,9 @@ impl Pump {
             let after = self.copier.copied();
             *locked(&self.live.progress) = self.progress();
             let moved = after.moved + after.offloaded - before.moved - before.offloaded;
-            self.keep_to(rate, moved, begun);
+            if self.at < self.bytes {
+                self.keep_to_rate(rate, moved, begun);
+            }
             if stored.elapsed() >= STORED_EVERY {
                 self.copier.flush()?;
                 let _ = self.keep(|_| ());
@@ -158,14 +160,16 @@ impl Pump {
         Ok(End::Done)
     }
 
-    /// Waits as long as so many bytes take, from `begun` on.
-    fn keep_to(&self, rate: u64, bytes: u64, begun: Instant) {
-        if rate == 0 {
-            return;
-        }
-        let due = begun + Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(rate)) as u64);
+    /// Waits as long as so many bytes take, from `begun` on, at the rate that there was or the one that there is by then, whichever is faster.
+    fn keep_to_rate(&self, before: u64, bytes: u64, begun: Instant) {
         while self.live.wish() == Wish::GoOn {
-            let left = due.saturating_duration_since(Instant::now());
+            let now = self.live.rate.load(Ordering::Relaxed);
+            if before == 0 || now == 0 {
+                return;
+            }
+            let rate = before.max(now);
+            let takes = Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(rate)) as u64);
+            let left = takes.saturating_sub(begun.elapsed());
             if left.is_zero() {
                 return;
             }

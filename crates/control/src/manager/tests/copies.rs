@@ -204,6 +204,71 @@ fn a_copy_that_fails_says_why_and_can_be_tried_again() {
     assert!(rig.has("b.img", &data));
 }
 
+/// One that is begun anew writes what another one, begun since, reads.
+#[test]
+fn copies_that_ran_together_go_on_together_after_a_restart() {
+    let mut rig = Rig::new();
+    rig.two_files();
+    rig.create_volume(&rig.file_volume("c", "1M")).unwrap();
+    rig.create_copy(&spec(Some("job"), "a", "b", Some(SLOW))).unwrap();
+    rig.stop();
+    fs::rename(rig.path("b.img"), rig.path("aside")).unwrap();
+    rig.start();
+    rig.stop();
+    fs::rename(rig.path("aside"), rig.path("b.img")).unwrap();
+    // Without holes, which take no time.
+    fs::write(rig.path("b.img"), vec![7; 1 << 20]).unwrap();
+    rig.start();
+    assert_eq!(rig.copy("job").unwrap().state, CopyState::Failed);
+    rig.create_copy(&spec(Some("later"), "b", "c", Some(SLOW))).unwrap();
+    rig.change_copy("job", &to(CopyState::Running)).unwrap();
+    rig.restart();
+    for name in ["job", "later"] {
+        let view = rig.copy(name).unwrap();
+        assert_eq!((view.state, view.reason), (CopyState::Running, None), "{name}");
+    }
+    // Of two that write one volume the first has it, whatever is stored.
+    let other = CopyRecord::new("other".parse().unwrap(), &spec(None, "a", "c", None), 1 << 20);
+    rig.store.apply(&Changes { put_copies: vec![&other], ..Changes::default() }).unwrap();
+    rig.restart();
+    let view = rig.copy("other").unwrap();
+    assert!(view.state == CopyState::Failed && view.reason.as_ref().unwrap().contains("by later"), "{view:?}");
+    assert_eq!(rig.copy("later").unwrap().state, CopyState::Running);
+}
+
+/// A unit was forgotten.
+#[test]
+fn a_rate_at_which_nothing_happens_is_refused() {
+    let rig = Rig::new();
+    rig.two_files();
+    for rate in ["1", "100", "4095"] {
+        let error = rig.create_copy(&spec(Some("job"), "a", "b", Some(rate))).unwrap_err().to_string();
+        assert_eq!(error, "copy job: rate: at least 4K a second; 0: as fast as it goes");
+    }
+    assert!(rig.copies().is_empty());
+    rig.create_copy(&spec(Some("job"), "a", "b", Some(SLOW))).unwrap();
+    for state in [None, Some(CopyState::Running), Some(CopyState::Paused)] {
+        let error = rig.change_copy("job", &CopyChange { state, rate: Some(Size(100)) }).unwrap_err().to_string();
+        assert!(error.contains("at least 4K"), "{error}");
+        let view = rig.copy("job").unwrap();
+        assert_eq!((view.state, view.rate), (CopyState::Running, Some(size(SLOW))));
+    }
+}
+
+/// At the one before, which is stored still, a step takes most of a day.
+#[test]
+fn a_new_rate_counts_at_once() {
+    let mut rig = Rig::new();
+    let data = rig.two_files();
+    let record = CopyRecord::new("job".parse().unwrap(), &spec(None, "a", "b", Some("1")), 1 << 20);
+    rig.store.apply(&Changes { put_copies: vec![&record], ..Changes::default() }).unwrap();
+    rig.restart();
+    rig.begun("job");
+    rig.change_copy("job", &at_once()).unwrap();
+    assert_eq!(rig.copied("job").state, CopyState::Done);
+    assert!(rig.has("b.img", &data));
+}
+
 #[test]
 fn a_copy_that_failed_does_not_go_on_into_another_volume_of_that_name() {
     let mut rig = Rig::new();

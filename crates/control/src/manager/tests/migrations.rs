@@ -2,6 +2,7 @@
 
 use std::os::fd::AsRawFd;
 
+use millrace_services::{Settings, legs};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::{
@@ -223,6 +224,33 @@ fn a_volume_comes_back_without_a_place_that_is_gone() {
     rig.restart();
     assert_eq!((rig.stack_of("v"), rig.last_note("v")), (rig.stack("@a"), note));
     assert!(!rig.path("b").exists());
+}
+
+/// What was acknowledged without the leg is on the one that is gone.
+#[test]
+fn a_migration_is_not_given_up_for_a_leg_that_was_out_of_use() {
+    let mut rig = Rig::new();
+    rig.create_volume(&spec("v", Some("1M"), &rig.stack("mirror(@a, @b)"))).unwrap();
+    rig.migrate("v", "@c", Some("@b"), Some(SLOW)).unwrap();
+    {
+        let mirror = rig.peek().volumes["v"].graph.as_ref().unwrap().graph.services("mirror").remove(0).1;
+        let mut arguments = Settings::default();
+        arguments.add("leg", "1");
+        mirror.command("fail", &arguments).unwrap();
+    }
+    let switch = |rig: &Rig| Arc::clone(&rig.peek().volumes["v"].graph.as_ref().unwrap().switch);
+    legs::write(&switch(&rig), 0, vec![7; 4096]).unwrap();
+    rig.stop();
+    fs::rename(rig.path("a"), rig.path("aside")).unwrap();
+    rig.start();
+    let view = rig.volume("v").unwrap();
+    let reason = view.reason.unwrap_or_default();
+    assert!(view.state == State::Failed && reason.contains(&rig.path("a").display().to_string()), "{reason}");
+    rig.stop();
+    fs::rename(rig.path("aside"), rig.path("a")).unwrap();
+    rig.start();
+    assert_eq!(rig.volume("v").unwrap().state, State::Ready);
+    assert!(legs::read(&switch(&rig), 0, 4096).unwrap() == [7; 4096]);
 }
 
 #[test]

@@ -64,6 +64,8 @@ fn a_file_that_is_gone_costs_nothing_else() {
     assert_eq!((d.state, states), (State::Ready, vec![State::Failed, State::Ready]));
     assert_eq!(nsids(&mut guest(&rig, "d")), [2]);
     assert_eq!(rig.status().failed.len(), 2);
+    let failed = rig.status().failed.join("\n");
+    assert!(failed.starts_with("volume a: cannot ") && !failed.contains("volume a: volume a: "), "{failed}");
     // What has failed can be worked with as far as it makes sense.
     rig.create_device(&device("e", "{}")).unwrap();
     assert!(matches!(rig.attach("e", &attach("a", None)), Err(ControlError::VolumeFailed { .. })));

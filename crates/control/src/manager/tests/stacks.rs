@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_block::Lba;
 use millrace_driver::{Command, QueueOptions, spec::NamespaceId};
+use millrace_services::{Health, Status, graph::Tree};
 
 use super::*;
 use crate::{
@@ -429,13 +430,36 @@ fn services_are_told_by_name() {
         rig.command_service("v", &command).unwrap_err().to_string()
     };
     assert_eq!(command("stripe"), "volume v: stripe: \"dance\" is no command of stripe; it has none");
-    assert_eq!(command("mirror"), "volume v: it has no service mirror; it has stripe (no commands); concat (no commands)");
-    assert!(
-        command("concat").contains("say which, \"stripe.0 (concat)\" or \"stripe.1 (concat)\""),
-        "{}",
-        command("concat")
+    assert_eq!(
+        command("mirror"),
+        "volume v: it has no service mirror; it has stripe (no commands); concat, as stripe.0 and stripe.1 (no commands)"
     );
-    assert!(command("stripe.1 (concat)").contains("no command of concat"));
+    let several = command("concat");
+    assert!(several.ends_with("it has several services concat: say which, stripe.0 or stripe.1"), "{several}");
+    for one in ["stripe.1", "stripe.1 (concat)"] {
+        assert!(command(one).contains("no command of concat"), "{one}: {}", command(one));
+    }
+    // What is there is a back end.
+    assert!(command("stripe.1.0").contains("it has no service stripe.1.0"));
+    // Those that a change has kept are where they stand by now.
+    rig.try_change("v", "meter | stripe(chunk=4K, concat(memory(size=128K)), concat(memory(size=128K)))", false).unwrap();
+    assert!(command("meter.0.1").contains("no command of concat"), "{}", command("meter.0.1"));
+    assert!(command("stripe.1").contains("it has no service stripe.1"), "{}", command("stripe.1"));
+}
+
+#[test]
+fn of_several_services_who_is_not_well_is_told_by_its_place() {
+    let unwell = |stack: &str, legs: &[usize]| {
+        let mut tree = Tree::of(&stack.parse().unwrap());
+        let node = legs.iter().fold(&mut tree, |node, leg| &mut node.over[*leg]);
+        node.status = Some(Status { health: Health::Degraded, ..Status::good([]) });
+        super::super::graphs::unwell(&tree).unwrap()
+    };
+    let degraded = |node: &str| (Health::Degraded, node.to_owned());
+    assert_eq!(unwell("meter | mirror(null, null)", &[0]), degraded("mirror"));
+    let two = "stripe(mirror(null, null), mirror(null, null))";
+    assert_eq!(unwell(two, &[1]), degraded("stripe.1 (mirror)"));
+    assert_eq!(unwell(&format!("meter | {two}"), &[0, 0]), degraded("meter.0.0 (mirror)"));
 }
 
 #[test]

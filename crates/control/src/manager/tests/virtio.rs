@@ -10,6 +10,7 @@ use millrace_driver::vhost_user::code;
 use super::{stacks::spec, *};
 use crate::{
     LogicalBlock,
+    model::MigrationSpec,
     store::{Changes, DiskKind},
 };
 
@@ -39,16 +40,26 @@ fn ask(stream: &mut UnixStream, request: u32, payload: &[u8]) -> Vec<u8> {
     answer
 }
 
+/// A front end that has just connected.
+fn connect(rig: &Rig) -> UnixStream {
+    let stream = UnixStream::connect(rig.path("d.sock")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// The features that the disk offers.
+fn offered(stream: &mut UnixStream) -> u64 {
+    u64::from_le_bytes(ask(stream, code::GET_FEATURES, &[]).try_into().unwrap())
+}
+
 /// What a guest learns of the disk once: the features of its kind, and the block size. And its size.
 fn seen(rig: &Rig) -> ((u64, u32), u64) {
-    let mut stream = UnixStream::connect(rig.path("d.sock")).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let features = ask(&mut stream, code::GET_FEATURES, &[]);
+    let mut stream = connect(rig);
+    let features = offered(&mut stream) & (RO | DISCARD);
     tell(&mut stream, code::SET_PROTOCOL_FEATURES, &CONFIG.to_le_bytes());
     let mut payload = [0; 72];
     payload[4] = 60;
     let space = ask(&mut stream, code::GET_CONFIG, &payload).split_off(12);
-    let features = u64::from_le_bytes(features.try_into().unwrap()) & (RO | DISCARD);
     let block_size = u32::from_le_bytes(space[20..24].try_into().unwrap());
     ((features, block_size), u64::from_le_bytes(space[..8].try_into().unwrap()))
 }
@@ -84,6 +95,28 @@ fn a_disk_is_of_the_same_kind_without_its_volume_and_after_a_restart() {
             assert_eq!(seen(&rig), (kind, 0), "{volume}");
         }
     }
+}
+
+/// Its guest may have been told of discard: it gets the volume back, and its front end is let in again.
+#[test]
+fn a_volume_that_went_where_nothing_is_given_back_is_the_disk_it_was() {
+    let rig = Rig::new();
+    rig.create_volume(&spec("v", Some("1M"), "memory")).unwrap();
+    disk(&rig);
+    rig.attach("d", &attach("v", None)).unwrap();
+    let mut stream = connect(&rig);
+    let told = offered(&mut stream);
+    assert_eq!(told & DISCARD, DISCARD);
+    rig.migrate_volume("v", &MigrationSpec { to: "null".parse().unwrap(), leg: None, rate: None }).unwrap();
+    eventually("the end of a migration", || rig.volume("v").unwrap().migration.is_none().then_some(()));
+    rig.detach("d", 1).unwrap();
+    rig.attach("d", &attach("v", None)).unwrap();
+    drop(stream);
+    alone(&rig);
+    let mut stream = connect(&rig);
+    assert_eq!(offered(&mut stream), told & !DISCARD);
+    tell(&mut stream, code::SET_FEATURES, &told.to_le_bytes());
+    assert_eq!(offered(&mut stream), told & !DISCARD, "the connection goes on");
 }
 
 /// It is known from the volume's first moment on: later it may be gone.
