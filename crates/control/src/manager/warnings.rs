@@ -68,10 +68,7 @@ fn open_key(node: &Node) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        fs::{self, File, Permissions},
-        path::PathBuf,
-    };
+    use std::fs::{self, File, Permissions};
 
     use super::*;
     use crate::model::LogicalBlock;
@@ -82,8 +79,8 @@ mod tests {
         VolumeSpec { name, size, stack, block_size: LogicalBlock::default(), read_only: false, uuid: None }
     }
 
-    fn file(path: PathBuf, length: u64) -> String {
-        File::create(&path).unwrap().set_len(length).unwrap();
+    fn file(path: &Path, length: u64) -> String {
+        File::create(path).unwrap().set_len(length).unwrap();
         format!("file:{}", path.display())
     }
 
@@ -91,7 +88,7 @@ mod tests {
     fn a_file_that_is_longer_than_its_volume_is_told() {
         let folder = tempfile::tempdir().unwrap();
         let [long, short] =
-            [("long", 3 << 20), ("short", 1 << 20)].map(|(name, length)| file(folder.path().join(name), length));
+            [("long", 3 << 20), ("short", 1 << 20)].map(|(name, length)| file(&folder.path().join(name), length));
         let told = of(&spec(Some(1 << 20), &long)).unwrap();
         assert!(told.contains("long has 3M, and the volume 1M of it") && told.contains("without a size"), "{told}");
         let told = of(&spec(Some(3 << 20), &format!("concat({long}(size=2M), {short})"))).unwrap();
@@ -131,7 +128,7 @@ mod tests {
     fn a_key_that_all_can_reach_is_told() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
-        let key = file(path.clone(), 32);
+        let key = file(&path, 32);
         let told = |mode: u32| {
             fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
             of(&spec(Some(1 << 20), &format!("meter | crypt(key={key}) | memory")))

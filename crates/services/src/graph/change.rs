@@ -308,7 +308,9 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
     let result = make(switch, old, new, difference, terms);
     if result.is_err() {
         // Here, and not in the pause: a disk that takes room back may be clearing another volume's.
-        ahead.iter().for_each(|node| give_up(node));
+        for node in &ahead {
+            give_up(node);
+        }
     }
     result
 }
