@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Results go to standard output, everything else to standard error. Exit codes: 0 done, 1 failed, 2 wrong usage: the parser of arguments
-//! ends with it, and we do where it cannot know ([`Misuse`]).
+//! ends with it, and we do where it cannot know (`Misuse`).
 //!
 //! It decides nothing about volumes and devices: that is the daemon's.
 
