@@ -145,7 +145,8 @@ fn volume_table(views: &[VolumeView]) -> String {
 }
 
 /// What to do about what could not be opened.
-const REOPENED: &str = "put right what it says, then \"millrace upgrade\" (to the same binary: guests go on)";
+const REOPENED: &str = "put right what it says; what could not be opened then opens by \"millrace upgrade\" (to the same binary: guests go on; \
+     a change of the configuration counts from a restart on)";
 
 fn volume_facts(view: &VolumeView) -> String {
     // The name stands above it.

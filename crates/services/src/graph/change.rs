@@ -237,11 +237,8 @@ impl Difference {
 
     /// Unmounts what came; what is not there in another form goes for good.
     fn take_back(&self, node: &Arc<Built>) {
-        node.unmount();
         let mount = self.new.iter().zip(&self.mounts).find(|(new, _)| Arc::ptr_eq(new, node));
-        if mount.is_some_and(|(_, mount)| mount.previous.is_none()) {
-            node.discard(false);
-        }
+        if mount.is_some_and(|(_, mount)| mount.previous.is_none()) { give_up(node) } else { node.unmount() }
     }
 
     /// Whether one that goes knows of a loss that nobody in its place has taken over: the guest is told by the switch.

@@ -214,7 +214,7 @@ impl Line {
     /// What the disk can do per second, as far as that is known. With more than a part of it guaranteed already, `excess` says whether it is
     /// so all the same.
     pub(super) fn set_able(&self, able: Minimum, excess: impl FnOnce(String) -> Result<(), String>) -> Result<(), String> {
-        possible(able, self.guaranteed()).or_else(excess)?;
+        possible(able, self.taken(&self.changing())).or_else(excess)?;
         self.able[0].store(able.iops, Ordering::Relaxed);
         self.able[1].store(able.bandwidth, Ordering::Relaxed);
         Ok(())
@@ -223,6 +223,11 @@ impl Line {
     fn able(&self) -> Minimum {
         let [iops, bandwidth] = self.able.each_ref().map(|able| able.load(Ordering::Relaxed));
         Minimum { iops, bandwidth }
+    }
+
+    /// What is guaranteed to volumes, and kept for those on their way.
+    fn taken(&self, reserved: &[Minimum]) -> Minimum {
+        reserved.iter().fold(self.guaranteed(), |sum, other| sum.and(*other))
     }
 
     /// Whether more is guaranteed than the disk can keep.
@@ -239,8 +244,7 @@ impl Line {
     ) -> Result<Reserved<'_>, String> {
         let mut reserved = self.changing();
         if !minimum.is_none() {
-            let all = reserved.iter().fold(self.guaranteed().and(minimum), |sum, other| sum.and(*other));
-            possible(self.able(), all).or_else(excess)?;
+            possible(self.able(), self.taken(&reserved).and(minimum)).or_else(excess)?;
         }
         reserved.push(minimum);
         Ok(Reserved { line: self, minimum })

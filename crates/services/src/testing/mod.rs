@@ -12,6 +12,8 @@ mod crash;
 mod device;
 mod errors;
 mod formats;
+#[cfg(test)]
+mod formatted;
 mod long;
 mod oracle;
 mod random;
@@ -39,6 +41,8 @@ use millrace_block::{
 use millrace_engine::EngineError;
 use millrace_memory::BufferPool;
 
+#[cfg(test)]
+pub(crate) use self::formatted::Formatted;
 pub(crate) use self::tables::change_record;
 use self::torn::Sectors;
 pub use self::{

@@ -4,55 +4,26 @@ use std::sync::Arc;
 
 use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When};
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Geometry, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError,
+    BlockError, BlockSize, Operation, Volume, VolumeError,
     conformance::{Bench, SyncHarness, Wanted},
 };
 
 use super::{SEED, memory, open};
-use crate::{Health, Reason, graph::Graph};
+use crate::{Health, Reason, graph::Graph, testing::Formatted};
 
 const MODES: [&str; 2] = ["xts", "authenticated"];
 const FAULT: Effect = Effect::Fail(BlockError::WriteFault { errno: 5 });
 
 /// A leg that keeps its block size, and says so before it has done anything, or when all of it is erased.
-struct Fixed {
-    inner: Arc<dyn Volume>,
-    begins: bool,
-}
-
-impl Volume for Fixed {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        self.inner.submit(cx, request)
-    }
-
-    fn scratch_bytes(&self) -> usize {
-        self.inner.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.inner.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        let has = self.geometry().block_size;
-        if block_size == has || self.begins {
-            self.inner.format(has)?;
+fn fixed(begins: bool) -> Arc<dyn Volume> {
+    Formatted::over(&blank(), move |leg, block_size| {
+        let has = leg.geometry().block_size;
+        if block_size == has || begins {
+            leg.format(has)?;
         }
-        let refused = VolumeError::Unsupported { volume: self.name().to_owned(), what: "formatting" };
+        let refused = VolumeError::Unsupported { volume: leg.name().to_owned(), what: "formatting" };
         if block_size == has { Ok(()) } else { Err(refused) }
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
-    }
+    })
 }
 
 fn blank() -> Arc<dyn Volume> {
@@ -200,7 +171,7 @@ fn a_format_to_another_block_size_that_fails_leaves_no_key_that_is_not_on_the_le
 #[test]
 fn a_leg_that_refuses_other_blocks_costs_no_data() {
     for mode in MODES {
-        let mut case = Case::over(mode, Arc::new(Fixed { inner: blank(), begins: false }));
+        let mut case = Case::over(mode, fixed(false));
         let refused = case.graph.volume().format(BlockSize::B4096);
         assert!(matches!(refused, Err(VolumeError::Unsupported { .. })), "{mode}: {refused:?}");
         assert_eq!(case.graph.services("crypt")[0].1.status().health, Health::Good);
@@ -213,7 +184,7 @@ fn a_leg_that_refuses_other_blocks_costs_no_data() {
 #[test]
 fn a_leg_that_refuses_other_blocks_when_it_is_erased_leaves_no_key_in_force() {
     for mode in MODES {
-        let mut case = Case::over(mode, Arc::new(Fixed { inner: blank(), begins: true }));
+        let mut case = Case::over(mode, fixed(true));
         assert!(case.graph.volume().format(BlockSize::B4096).is_err(), "{mode}");
         case.is_closed();
         case.format_again(BlockSize::B512);

@@ -16,8 +16,7 @@ use millrace_backends::{
     fault::{Effect, FaultVolume, Kind, Rule, When},
 };
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Geometry, Operation, Request, Scratch, Step, Switch, TaskContext, Usage, Volume,
-    VolumeError,
+    BlockCount, BlockError, BlockSize, Operation, Scratch, Switch, TaskContext, Volume, VolumeError,
     conformance::{self, Bench, Random, Subject, SyncHarness, SyncIo, Wanted},
 };
 use millrace_engine::EngineError;
@@ -31,7 +30,7 @@ use crate::{
     legs,
     service::{Mount, Status},
     testing::{
-        Bench as Means, Disks, Oracle, Rig, Session, graph,
+        Bench as Means, Disks, Formatted, Oracle, Rig, Session, graph,
         waiting::{Gate, PATIENCE, copy_and_write, erase_beside},
     },
 };
@@ -689,37 +688,11 @@ fn a_format_that_comes_before_the_walk_does_not_end_it() {
 }
 
 /// A leg whose format erases the first half and then fails.
-struct HalfErased(Arc<dyn Volume>);
-
-impl Volume for HalfErased {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
-
-    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        self.0.submit(cx, request)
-    }
-
-    fn scratch_bytes(&self) -> usize {
-        self.0.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.0.resize(blocks)
-    }
-
-    fn format(&self, _: BlockSize) -> Result<(), VolumeError> {
-        legs::write(&self.0, 0, vec![0; self.geometry().bytes() as usize / 2]).unwrap();
-        Err(VolumeError::Refused { volume: self.name().to_owned(), why: "it cannot be erased".to_owned() })
-    }
-
-    fn usage(&self) -> Usage {
-        self.0.usage()
-    }
+fn half_erased(leg: &Arc<dyn Volume>) -> Arc<dyn Volume> {
+    Formatted::over(leg, |leg, _| {
+        legs::write(leg, 0, vec![0; leg.geometry().bytes() as usize / 2]).unwrap();
+        Err(VolumeError::Refused { volume: leg.name().to_owned(), why: "it cannot be erased".to_owned() })
+    })
 }
 
 /// The guest has read what was erased.
@@ -727,7 +700,7 @@ impl Volume for HalfErased {
 fn what_a_format_that_failed_has_erased_stays_erased_at_the_new_place() {
     for far in [20, usize::MAX] {
         let mut legs = memories(2, 1024);
-        legs[OLD] = Arc::new(HalfErased(Arc::clone(&legs[OLD])));
+        legs[OLD] = half_erased(&legs[OLD]);
         let graph = graph(STACK, &legs, None, Reason::Create, &Arc::default()).unwrap();
         let moving = move_of(&graph);
         let data = on_bench(graph.volume(), |bench| bench.write_random(0, 1024));

@@ -1,9 +1,9 @@
 //! Formats: of sizes that do not fit, with legs that fail or are out of use, and with the power cut in the middle.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_backends::fault::{Effect, Kind, Rule, When};
-use millrace_block::{BlockCount, Lba, Request, Step, TaskContext, Usage, VolumeError};
+use millrace_block::{BlockCount, Lba, VolumeError};
 
 use super::{
     failures::{WRITE_FAULT, pull},
@@ -12,7 +12,7 @@ use super::{
 use crate::{
     members::state::Table,
     service::Health,
-    testing::{FormatCut, Rig, graph_of_blocks},
+    testing::{FormatCut, Formatted, Rig, graph_of_blocks},
 };
 
 const BOTH: [BlockSize; 2] = [BlockSize::B512, BlockSize::B4096];
@@ -126,65 +126,29 @@ fn a_power_cut_in_a_format_leaves_everything_or_nothing() {
     }
 }
 
-/// A leg whose next formats fail: before they begin, or half way.
-struct Stubborn {
-    inner: Arc<dyn Volume>,
-    refusals: AtomicU32,
-    half_way: bool,
-}
-
-impl Stubborn {
-    fn legs(legs: &[Arc<dyn Volume>], which: usize, half_way: bool) -> Vec<Arc<dyn Volume>> {
-        let mut legs = legs.to_vec();
-        legs[which] = Arc::new(Self { inner: Arc::clone(&legs[which]), refusals: AtomicU32::new(1), half_way });
-        legs
-    }
-}
-
-impl Volume for Stubborn {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
-
-    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        self.inner.submit(cx, request)
-    }
-
-    fn scratch_bytes(&self) -> usize {
-        self.inner.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.inner.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        if self.refusals.load(Ordering::Relaxed) == 0 {
-            return self.inner.format(block_size);
+/// These legs, the next format of one of which fails: before it begins, or half way.
+fn stubborn(legs: &[Arc<dyn Volume>], which: usize, half_way: bool) -> Vec<Arc<dyn Volume>> {
+    let mut legs = legs.to_vec();
+    let refused = AtomicBool::new(false);
+    legs[which] = Formatted::over(&legs[which], move |leg, block_size| {
+        if refused.swap(true, Ordering::Relaxed) {
+            return leg.format(block_size);
         }
-        self.refusals.fetch_sub(1, Ordering::Relaxed);
-        if !self.half_way {
-            return Err(VolumeError::Unsupported { volume: self.name().to_owned(), what: "formatting" });
+        if !half_way {
+            return Err(VolumeError::Unsupported { volume: leg.name().to_owned(), what: "formatting" });
         }
-        crate::legs::write(&self.inner, 0, vec![0; 1 << 16]).unwrap();
+        crate::legs::write(leg, 0, vec![0; 1 << 16]).unwrap();
         let source = std::io::Error::from_raw_os_error(5);
-        Err(VolumeError::Io { volume: self.name().to_owned(), action: "erase", path: "it".into(), source })
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
-    }
+        Err(VolumeError::Io { volume: leg.name().to_owned(), action: "erase", path: "it".into(), source })
+    });
+    legs
 }
 
 #[test]
 fn a_leg_that_fails_during_a_format_is_left_out_and_comes_back_empty() {
     for (leg, half_way) in [(0, true), (1, true), (1, false)] {
         let plain = volumes(&faulty(2, 1024));
-        let legs = Stubborn::legs(&plain, leg, half_way);
+        let legs = stubborn(&plain, leg, half_way);
         let graph = open_with(&legs, BlockSize::B512, 1024 * 512, Reason::Create);
         on_bench(&graph, |bench| _ = bench.write_random(0, 1024));
         graph.volume().format(BlockSize::B4096).unwrap();
@@ -209,7 +173,7 @@ fn a_format_that_no_leg_can_leaves_equal_legs() {
     // The only leg in use; half of it is erased, or nothing.
     for half_way in [true, false] {
         let plain = volumes(&faulty(2, 1024));
-        let legs = Stubborn::legs(&plain, 0, half_way);
+        let legs = stubborn(&plain, 0, half_way);
         let graph = open_with(&legs, BlockSize::B512, 1024 * 512, Reason::Create);
         let mut model = Vec::new();
         on_bench(&graph, |bench| model = bench.write_random(0, 1024));
