@@ -6,7 +6,7 @@ use millrace_memory::{BUFFER_SIZE, SegmentCursor};
 
 use crate::{
     BlockCount, BlockError, ByteOffset, Geometry, Lba, METADATA_SIZE, Operation, Request, Scratch, TaggedRequest,
-    TaskContext, Volume,
+    TaskContext, Volume, placed_bytes,
 };
 
 /// Checks a request against a volume's present geometry; returns its range in bytes (an empty one for a flush).
@@ -66,7 +66,7 @@ where
     V: ?Sized + 'a,
     F: Future + 'a,
 {
-    size_of::<F>().next_multiple_of(8)
+    placed_bytes::<F>()
 }
 
 /// Scratch bytes that placing the future of an async method for [`TaggedRequest`]s takes.
@@ -75,12 +75,12 @@ where
     V: ?Sized + 'a,
     F: Future + 'a,
 {
-    size_of::<F>().next_multiple_of(8)
+    placed_bytes::<F>()
 }
 
 /// Scratch bytes that [`compare_by_reading`] and [`copy_by_bounce`] take on a volume whose own reads and writes need `inner`.
 pub fn helpers_scratch_bytes(inner: usize) -> usize {
-    let inner = inner + size_of::<Scratch>().next_multiple_of(8);
+    let inner = inner + placed_bytes::<Scratch>();
     inner + future_bytes::<dyn Volume, _>(compare_by_reading).max(future_bytes::<dyn Volume, _>(copy_by_bounce))
 }
 

@@ -60,7 +60,7 @@ pub use metadata::{METADATA_SIZE, Metadata, MetadataFormat, NO_METADATA, TaggedR
 pub use parallel::{all, submit_together, together_bytes};
 pub use per_shard::{PerShard, ShardSlot};
 pub use request::{Operation, Request, Transfer};
-pub use scratch::{Scratch, ScratchBox};
+pub use scratch::{Scratch, ScratchBox, placed_bytes};
 pub use switch::{ChangeError, Ledger, Switch};
 pub use units::{BlockCount, ByteOffset, Lba};
 pub use volume::{Extent, PlainFile, Step, TaskFuture, Usage, Volume};

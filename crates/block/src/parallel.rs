@@ -6,7 +6,7 @@ use std::{
     task::Poll,
 };
 
-use crate::{BlockError, Request, Scratch, ScratchBox, Step, TaskContext, Volume};
+use crate::{BlockError, Request, Scratch, ScratchBox, Step, TaskContext, Volume, placed_bytes};
 
 /// Waits for all of the steps; each is dropped as it ends. The answer is the first error in their order.
 pub async fn all(steps: &mut [Option<Step<'_>>]) -> Result<(), BlockError> {
@@ -58,7 +58,7 @@ pub async fn submit_together<'a>(
 
 /// Scratch bytes that [`submit_together`] takes, beside its future (which is part of the caller's).
 pub fn together_bytes(count: usize, scratch: usize) -> usize {
-    let each = size_of::<Scratch>().next_multiple_of(8)
+    let each = placed_bytes::<Scratch>()
         + scratch.next_multiple_of(8)
         + size_of::<Option<ScratchBox<'_, Scratch>>>()
         + size_of::<Option<Step<'_>>>();

@@ -27,6 +27,11 @@ type Word = UnsafeCell<MaybeUninit<u64>>;
 /// Words of a carved arena besides its room.
 const HEADER: usize = size_of::<Scratch>().div_ceil(8);
 
+/// Bytes that a value of this type takes in a [`Scratch`].
+pub const fn placed_bytes<T>() -> usize {
+    size_of::<T>().next_multiple_of(8)
+}
+
 /// A bump arena. What was placed in it dies with the [`ScratchBox`] that owns it. The space comes back when everything that was
 /// placed later is gone too, in whatever order they go (so that a loop over inner requests needs the room of one). Slices stay
 /// until [`Scratch::reset`].

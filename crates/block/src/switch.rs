@@ -35,7 +35,7 @@ use crate::{
     Asker, BlockCount, BlockError, BlockSize, ByteOffset, Extent, Geometry, IoOperation, Lba, Metadata, MetadataFormat,
     Operation, Request, Step, TaggedRequest, TaskContext, Transfer, Usage, Volume, VolumeError, future_bytes,
     per_shard::{Inside, Presence},
-    tagged_bytes, trace,
+    placed_bytes, tagged_bytes, trace,
 };
 
 /// How often a paused request looks whether it may go on.
@@ -358,7 +358,7 @@ async fn follow<'a>(_visit: Visit<'a>, step: Step<'a>) -> Result<(), BlockError>
 
 /// Scratch bytes that the future of [`follow`] takes.
 fn follow_bytes<'a, F: Future + 'a>(_: fn(Visit<'a>, Step<'a>) -> F) -> usize {
-    size_of::<F>().next_multiple_of(8)
+    placed_bytes::<F>()
 }
 
 impl Volume for Switch {

@@ -274,11 +274,6 @@ impl Controller {
         self.doorbells.bell(doorbell).write(value).map_err(during("writing a doorbell"))
     }
 
-    /// Where a doorbell is in BAR0.
-    pub fn doorbell_offset(&self, doorbell: Doorbell) -> u64 {
-        self.doorbells.offset(doorbell)
-    }
-
     /// Clears CC.EN and waits until CSTS.RDY is clear. All queue pairs are dead then.
     ///
     /// # Errors

@@ -38,11 +38,6 @@ impl Doorbells {
         &self.areas
     }
 
-    /// The doorbell's offset in BAR0.
-    pub(crate) fn offset(&self, doorbell: Doorbell) -> u64 {
-        self.layout.offset(doorbell)
-    }
-
     /// The means to ring one doorbell. Shadowed when buffers are configured, but never for the admin queue, whose
     /// doorbells have no shadow in practice: hosts write them always.
     pub(crate) fn bell(&self, doorbell: Doorbell) -> Bell {

@@ -13,8 +13,8 @@
 //!   LeanQueue: a QueuePair whose commands are all made beforehand, for measuring what is faster than a driver
 //! ```
 //!
-//! For tests, fuzzers and the benchmark: [`QueuePair::submit_raw`], [`QueuePair::ring_tail_raw`],
-//! [`Controller::write_doorbell`], [`Controller::write32`] and their like do whatever they are told.
+//! For tests, fuzzers and the benchmark: [`QueuePair::ring_tail_raw`], [`Controller::write_doorbell`], [`Controller::write32`]
+//! and their like do whatever they are told.
 //!
 //! # Invariants
 //!

@@ -455,12 +455,6 @@ impl QueuePair {
         }
     }
 
-    /// Places an entry exactly as it is, its identifier included, without ringing or counting it. Overwrites what the
-    /// controller has not fetched when the queue is full.
-    pub fn submit_raw(&mut self, sqe: Sqe) {
-        self.sq.push(sqe);
-    }
-
     /// Tells the controller of the completions taken and the commands placed since the last call.
     ///
     /// # Errors
@@ -481,11 +475,6 @@ impl QueuePair {
     /// Writes any value to the submission queue's tail doorbell, past any shadow. The driver's own tail stays.
     pub fn ring_tail_raw(&mut self, value: u32) -> Result<(), QueueError> {
         self.sq.bell.write(value).map_err(|source| QueueError::Transport { qid: self.id, source })
-    }
-
-    /// Writes any value to the completion queue's head doorbell, past any shadow. The driver's own head stays.
-    pub fn ring_head_raw(&mut self, value: u32) -> Result<(), QueueError> {
-        self.cq.bell.write(value).map_err(|source| QueueError::Transport { qid: self.id, source })
     }
 
     /// Takes the next completion if there is one, without telling the controller: see [`ring`](Self::ring).
@@ -515,7 +504,7 @@ impl QueuePair {
         Err(QueueError::BadCompletion { qid: self.id, cqe })
     }
 
-    /// Takes the next completion whatever it says: for commands placed by [`submit_raw`](Self::submit_raw).
+    /// Takes the next completion whatever it says: for a controller that was told what is not so.
     pub fn next_completion_raw(&mut self) -> Option<Cqe> {
         let cqe = self.stash.pop_front().or_else(|| self.cq.pop())?;
         self.cids.complete(cqe.cid);

@@ -31,7 +31,7 @@
 //! Many devices: those that had nothing to do for a while are looked at in turn, one every 2 µs (`devices.rs`).
 //!
 //! It does not know what a device speaks or where its blocks are, and it is no general async runtime: tasks can wait for the
-//! ring, timers, buffers, [`Signal`]s and [`remote`] answers.
+//! ring, timers, buffers and [`remote`] answers.
 #![deny(unsafe_code)]
 
 pub mod closer;
@@ -52,7 +52,6 @@ mod remote;
 #[allow(unsafe_code)] // the kernel's view of our memory
 mod ring;
 mod shard;
-mod signal;
 #[allow(unsafe_code)] // the one lengthened lifetime
 mod slots;
 #[allow(unsafe_code)] // the time stamp counter
@@ -77,7 +76,6 @@ pub use placement::{DiskKey, Placement, ShardLoad, place};
 pub use remote::{RemoteAnswer, RemoteSender, remote};
 pub use ring::MAX_SEGMENTS;
 pub use shard::Shard;
-pub use signal::{Signal, Wait};
 pub use slots::{Launch, Outcome, TaskSlot};
 pub use stats::StatsSnapshot;
 pub use watch::interruptible;

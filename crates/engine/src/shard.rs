@@ -135,11 +135,6 @@ impl Shard {
         ShardContext::new(&self.core, &self.own)
     }
 
-    /// Changes what the shard does when there is no work.
-    pub fn set_polling(&mut self, polling: Polling) {
-        self.polling = polling;
-    }
-
     /// Puts a device on the shard.
     ///
     /// # Panics
@@ -212,6 +207,12 @@ impl Shard {
     #[cfg(test)]
     pub(crate) fn core_for_tests(&self) -> &Core {
         &self.core
+    }
+
+    /// Changes what the shard does when there is no work.
+    #[cfg(test)]
+    pub(crate) fn set_polling_for_tests(&mut self, polling: Polling) {
+        self.polling = polling;
     }
 
     /// A pass that finds work when it has rested for so long, as its loop makes it; how long pauses are that it has learnt.

@@ -2,6 +2,7 @@
 
 mod fencing;
 mod io;
+mod signal;
 mod sleeping;
 mod tasks;
 

@@ -3,23 +3,19 @@
 
 #![allow(clippy::cast_precision_loss, reason = "three digits are shown")]
 
+mod common;
+
 use std::{
     hint::black_box,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use millrace_backends::MemoryVolume;
 use millrace_block::{
     BlockCount, BlockSize, Lba, Operation, Request, Scratch, Step, TaskContext, Volume,
     conformance::{Memory, Random, SyncIo},
 };
 use millrace_memory::BufferPool;
-use millrace_services::{
-    Node, Reason, SharedObjects,
-    background::{Running, Spawner, Stop, Task},
-    graph::{Graph, LeafError, LeafRequest, Leaves, Plan},
-};
 
 /// Bytes of a volume, and of a fast leg.
 const SIZE: u64 = 1 << 30;
@@ -27,31 +23,6 @@ const SIZE: u64 = 1 << 30;
 const USED: u64 = 1 << 29;
 /// Pages of the client's memory: as many as requests in flight in the comparison.
 const PAGES: u64 = 32;
-
-struct InMemory;
-
-impl Leaves for InMemory {
-    fn open(&self, request: &LeafRequest<'_>) -> Result<Arc<dyn Volume>, LeafError> {
-        Ok(MemoryVolume::create(&request.name, request.size.unwrap_or(SIZE), request.block_size)?)
-    }
-}
-
-struct Nowhere;
-
-impl Spawner for Nowhere {
-    fn spawn(&self, _: Task, _: Stop, _: Running) -> Result<(), millrace_engine::EngineError> {
-        Ok(())
-    }
-}
-
-fn volume(stack: &str) -> Graph {
-    let node: Node = stack.parse().expect("a stack");
-    let plan = Plan { volume: "bench", stack: &node, size: Some(SIZE), block_size: BlockSize::B512 };
-    let spawner: Arc<dyn Spawner> = Arc::new(Nowhere);
-    let mut graph = Graph::build(&plan, &InMemory, &SharedObjects::default(), &spawner, None).expect("a graph");
-    graph.mount(Reason::Create).expect("it mounts");
-    graph
-}
 
 /// Drives a request that waits to its end: what goes to two legs does.
 fn finish(mut step: Step<'_>) {
@@ -114,7 +85,7 @@ fn main() {
         return;
     }
     for stack in ["memory", "cache(mode=through, memory, memory)", "cache(mode=back, memory, memory)"] {
-        let graph = volume(stack);
+        let graph = common::volume(stack, SIZE, BlockSize::B512);
         let volume = graph.volume();
         fill(volume);
         let write = measure(volume, Operation::Write { fua: false });

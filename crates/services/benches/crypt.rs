@@ -3,6 +3,8 @@
 
 #![allow(clippy::cast_precision_loss, reason = "three digits are shown")]
 
+mod common;
+
 use std::{
     hint::black_box,
     pin::Pin,
@@ -11,49 +13,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_backends::MemoryVolume;
 use millrace_block::{
     BlockCount, BlockSize, Lba, Operation, Request, Scratch, TaskContext, Volume,
     conformance::{Memory, Random, SyncIo},
 };
 use millrace_memory::BufferPool;
-use millrace_services::{
-    Node, Reason, SharedObjects,
-    background::{Running, Spawner, Stop, Task},
-    graph::{Graph, LeafError, LeafRequest, Leaves, Plan},
-};
 
 /// Bytes of a volume.
 const SIZE: u64 = 256 << 20;
 /// Pages of the client's memory.
 const PAGES: u64 = 32;
 const KEY: &str = concat!("file:", env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key");
-
-struct InMemory;
-
-impl Leaves for InMemory {
-    fn open(&self, request: &LeafRequest<'_>) -> Result<Arc<dyn Volume>, LeafError> {
-        Ok(MemoryVolume::create(&request.name, request.size.unwrap_or(SIZE), request.block_size)?)
-    }
-}
-
-/// Background tasks do not run: in the authenticated mode the writers save.
-struct Nowhere;
-
-impl Spawner for Nowhere {
-    fn spawn(&self, _: Task, _: Stop, _: Running) -> Result<(), millrace_engine::EngineError> {
-        Ok(())
-    }
-}
-
-fn volume(stack: &str, block_size: BlockSize) -> Graph {
-    let node: Node = stack.parse().expect("a stack");
-    let plan = Plan { volume: "bench", stack: &node, size: Some(SIZE), block_size };
-    let spawner: Arc<dyn Spawner> = Arc::new(Nowhere);
-    let mut graph = Graph::build(&plan, &InMemory, &SharedObjects::default(), &spawner, None).expect("a graph");
-    graph.mount(Reason::Create).expect("it mounts");
-    graph
-}
 
 /// Does requests of so many bytes at these places.
 struct Client {
@@ -132,7 +102,7 @@ fn main() {
     ];
     for block_size in [BlockSize::B512, BlockSize::B4096] {
         for (name, stack) in &modes {
-            let graph = volume(stack, block_size);
+            let graph = common::volume(stack, SIZE, block_size);
             let volume = graph.volume();
             fill(volume);
             let write = measure(volume, Operation::Write { fua: false });

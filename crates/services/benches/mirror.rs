@@ -4,53 +4,24 @@
 
 #![allow(clippy::cast_precision_loss, reason = "three digits are shown")]
 
+mod common;
+
 use std::{
     hint::black_box,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use millrace_backends::MemoryVolume;
 use millrace_block::{
     BlockCount, BlockSize, Lba, Operation, Request, Scratch, ShardSlot, Step, TaskContext, Volume,
     conformance::{Memory, Random, SyncIo},
 };
 use millrace_memory::{BufferPool, Unsettled};
-use millrace_services::{
-    Node, Reason, SharedObjects,
-    background::{Running, Spawner, Stop, Task},
-    graph::{Graph, LeafError, LeafRequest, Leaves, Plan},
-};
 
 /// Bytes of a volume.
 const SIZE: u64 = 1 << 30;
 /// Pages of the client's memory: as many as requests in flight in the comparison.
 const PAGES: u64 = 32;
-
-struct InMemory;
-
-impl Leaves for InMemory {
-    fn open(&self, request: &LeafRequest<'_>) -> Result<Arc<dyn Volume>, LeafError> {
-        Ok(MemoryVolume::create(&request.name, request.size.unwrap_or(SIZE), request.block_size)?)
-    }
-}
-
-struct Nowhere;
-
-impl Spawner for Nowhere {
-    fn spawn(&self, _: Task, _: Stop, _: Running) -> Result<(), millrace_engine::EngineError> {
-        Ok(())
-    }
-}
-
-fn volume(stack: &str, block_size: BlockSize) -> Graph {
-    let node: Node = stack.parse().expect("a stack");
-    let plan = Plan { volume: "bench", stack: &node, size: Some(SIZE), block_size };
-    let spawner: Arc<dyn Spawner> = Arc::new(Nowhere);
-    let mut graph = Graph::build(&plan, &InMemory, &SharedObjects::default(), &spawner, None).expect("a graph");
-    graph.mount(Reason::Create).expect("it mounts");
-    graph
-}
 
 /// Nanoseconds per request.
 fn measure(volume: &Arc<dyn Volume>, operation: Operation) -> f64 {
@@ -125,7 +96,7 @@ fn main() {
         if !wanted(stack) {
             continue;
         }
-        let graph = volume(stack, block_size);
+        let graph = common::volume(stack, SIZE, block_size);
         let volume = graph.volume();
         fill(volume);
         let write = measure(volume, Operation::Write { fua: false });

@@ -1,6 +1,8 @@
 //! What parity costs: whole stripes at random places, and 4 KiB, on memory, one request after the other.
 //! `cargo bench -p millrace-services --bench parity`
 
+mod common;
+
 use std::{
     hint::black_box,
     pin::Pin,
@@ -9,47 +11,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_backends::MemoryVolume;
 use millrace_block::{
     BlockCount, BlockSize, Lba, Operation, Request, Scratch, TaskContext, Volume,
     conformance::{Memory, Random, SyncIo},
 };
 use millrace_memory::BufferPool;
-use millrace_services::{
-    Node, Reason, SharedObjects,
-    background::{Running, Spawner, Stop, Task},
-    graph::{Graph, LeafError, LeafRequest, Leaves, Plan},
-};
 
 /// Bytes of a volume.
 const SIZE: u64 = 1 << 30;
 /// Bytes of the client's memory.
 const CLIENT: usize = 1 << 20;
-
-struct InMemory;
-
-impl Leaves for InMemory {
-    fn open(&self, request: &LeafRequest<'_>) -> Result<Arc<dyn Volume>, LeafError> {
-        Ok(MemoryVolume::create(&request.name, request.size.unwrap_or(SIZE), request.block_size)?)
-    }
-}
-
-struct Nowhere;
-
-impl Spawner for Nowhere {
-    fn spawn(&self, _: Task, _: Stop, _: Running) -> Result<(), millrace_engine::EngineError> {
-        Ok(())
-    }
-}
-
-fn volume(stack: &str) -> Graph {
-    let node: Node = stack.parse().expect("a stack");
-    let plan = Plan { volume: "bench", stack: &node, size: Some(SIZE), block_size: BlockSize::B512 };
-    let spawner: Arc<dyn Spawner> = Arc::new(Nowhere);
-    let mut graph = Graph::build(&plan, &InMemory, &SharedObjects::default(), &spawner, None).expect("a graph");
-    graph.mount(Reason::Create).expect("it mounts");
-    graph
-}
 
 struct Client {
     io: SyncIo,
@@ -135,7 +106,7 @@ fn main() {
         ("parity(redundancy=2, chunk=16K, memory, memory, memory, memory, memory, memory)", 64 << 10),
     ];
     for (stack, whole) in stacks {
-        let graph = volume(stack);
+        let graph = common::volume(stack, SIZE, BlockSize::B512);
         let volume = graph.volume();
         let mut client = Client::new(volume);
         client.memory.segment(0, CLIENT).fill(1);

@@ -22,7 +22,7 @@ use millrace_memory::{Segment, SegmentCursor};
 use super::Random;
 use crate::{
     BlockCount, BlockError, BlockSize, Geometry, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError, check,
-    compare_by_reading, copy_by_bounce, future_bytes, yield_now,
+    compare_by_reading, copy_by_bounce, future_bytes, placed_bytes, yield_now,
 };
 
 /// What several disks are plugged into.
@@ -254,7 +254,7 @@ impl Volume for CrashDisk {
 
     fn scratch_bytes(&self) -> usize {
         // A compare or copy runs a read or write of ours within itself.
-        2 * future_bytes(Self::run) + size_of::<crate::Scratch>().next_multiple_of(8)
+        2 * future_bytes(Self::run) + placed_bytes::<crate::Scratch>()
     }
 
     /// It is durable at once. When the power goes in the middle of it, it was done or not.

@@ -15,7 +15,7 @@ use millrace_memory::{Access, Reach, Segment};
 use super::{Event, EventKind, EventOperation, Key, NOW, Now, Under, event::status_of, next_span, record};
 use crate::{
     Asker, BlockCount, BlockError, BlockSize, ByteOffset, Extent, Geometry, Lba, Metadata, MetadataFormat, Operation,
-    PlainFile, Request, Step, TaggedRequest, TaskContext, Transfer, Usage, Volume, VolumeError,
+    PlainFile, Request, Step, TaggedRequest, TaskContext, Transfer, Usage, Volume, VolumeError, placed_bytes,
 };
 
 /// A visit of a request to a node.
@@ -86,7 +86,7 @@ impl Future for Spanned<'_> {
 
 /// Scratch bytes that a visit takes on top of the volume's own need.
 pub(crate) fn submit_bytes() -> usize {
-    size_of::<Spanned<'static>>().next_multiple_of(8)
+    placed_bytes::<Spanned<'static>>()
 }
 
 /// Has a volume do a request, and records that at `place`.

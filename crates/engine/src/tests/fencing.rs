@@ -1,7 +1,7 @@
 use std::{cell::Cell, os::fd::AsFd, rc::Rc, time::Duration};
 
-use super::{Gadget, shard, turn_until, waits};
-use crate::{Launch, Outcome, Readiness, ShardContext, Signal, poller::Events};
+use super::{Gadget, shard, signal::Signal, turn_until, waits};
+use crate::{Launch, Outcome, Readiness, ShardContext, poller::Events};
 
 /// A healthy device beside a faulty one: goes on being polled.
 fn healthy() -> (Gadget, Rc<Cell<u32>>) {

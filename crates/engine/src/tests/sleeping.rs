@@ -491,7 +491,7 @@ fn spinning_shards_do_not_sleep_and_still_hear() {
     let shards = engine.shards();
     assert_eq!(shards.iter().map(|shard| shard.call_wait(|s| s.handle().index()).unwrap()).collect::<Vec<_>>(), [0, 1]);
     assert_eq!(shards[0].stats().sleeps, 0);
-    shards[0].call_wait(|shard| shard.set_polling(sleepy().polling)).unwrap();
+    shards[0].call_wait(|shard| shard.set_polling_for_tests(sleepy().polling)).unwrap();
     asleep(&Known::new(&shards[0]));
     engine.stop().unwrap();
 }

@@ -8,8 +8,8 @@ use std::{
 
 use millrace_block::{Asker, IoOperation};
 
-use super::{Gadget, config, flag, shard, turn_until, waits};
-use crate::{DeviceKey, Launch, Outcome, Shard, ShardConfig, ShardContext, Signal, remote};
+use super::{Gadget, config, flag, shard, signal::Signal, turn_until, waits};
+use crate::{DeviceKey, Launch, Outcome, Shard, ShardConfig, ShardContext, remote};
 
 #[test]
 fn what_is_done_at_once_leaves_no_trace() {

@@ -10,7 +10,7 @@ use super::{
     BenchArgs,
     lean::Measured,
     report::{Latency, Rate, bytes},
-    stages::{Since, WithStages},
+    stages::{self, Since},
 };
 
 /// Everything that is printed; its JSON form is the output of `--lean --json`.
@@ -77,17 +77,7 @@ impl LeanReport {
 
     /// Writes it to standard output, and with it where our own daemon spent its time.
     pub(super) fn print(&self, json: bool, stages: Option<&Since>) -> io::Result<()> {
-        let mut out = io::stdout().lock();
-        if json {
-            serde_json::to_writer_pretty(&mut out, &WithStages { report: self, stages })?;
-            writeln!(out)?;
-        } else {
-            self.table(&mut out)?;
-            if let Some(stages) = stages {
-                out.write_all(stages.table().as_bytes())?;
-            }
-        }
-        out.flush()
+        stages::print(self, json, stages, |out| self.table(out))
     }
 
     fn table(&self, out: &mut impl Write) -> io::Result<()> {

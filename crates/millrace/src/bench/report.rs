@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{
     BenchArgs, Target,
-    stages::{Since, WithStages},
+    stages::{self, Since},
     worker::{Counts, Measured},
 };
 
@@ -145,17 +145,7 @@ impl Report {
 
     /// Writes it to standard output, and with it where our own daemon spent its time.
     pub(super) fn print(&self, json: bool, stages: Option<&Since>) -> io::Result<()> {
-        let mut out = io::stdout().lock();
-        if json {
-            serde_json::to_writer_pretty(&mut out, &WithStages { report: self, stages })?;
-            writeln!(out)?;
-        } else {
-            self.table(&mut out)?;
-            if let Some(stages) = stages {
-                out.write_all(stages.table().as_bytes())?;
-            }
-        }
-        out.flush()
+        stages::print(self, json, stages, |out| self.table(out))
     }
 
     fn table(&self, out: &mut impl Write) -> io::Result<()> {

@@ -4,6 +4,7 @@
 
 use std::{
     collections::BTreeMap,
+    io::{self, StdoutLock, Write},
     path::{Path, PathBuf},
     thread::sleep,
     time::Duration,
@@ -68,11 +69,31 @@ impl Since {
 
 /// A report as JSON, with the stages in it: one object.
 #[derive(Debug, Serialize)]
-pub(super) struct WithStages<'a, T> {
+struct WithStages<'a, T> {
     #[serde(flatten)]
-    pub(super) report: &'a T,
+    report: &'a T,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) stages: Option<&'a Since>,
+    stages: Option<&'a Since>,
+}
+
+/// Writes a report to standard output, as JSON or as its table, and with it where our own daemon spent its time.
+pub(super) fn print<T: Serialize>(
+    report: &T,
+    json: bool,
+    stages: Option<&Since>,
+    table: impl FnOnce(&mut StdoutLock<'static>) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut out, &WithStages { report, stages })?;
+        writeln!(out)?;
+    } else {
+        table(&mut out)?;
+        if let Some(stages) = stages {
+            out.write_all(stages.table().as_bytes())?;
+        }
+    }
+    out.flush()
 }
 
 /// What all shards of a daemon have counted.

@@ -1,5 +1,4 @@
 //! An event between tasks of one shard.
-#![forbid(unsafe_code)]
 
 use std::{
     cell::{Cell, RefCell},
@@ -14,7 +13,7 @@ use std::{
 ///   while !lock.try_take(range) { signal.wait().await; }        // nothing runs between the look and the wait
 /// ```
 #[derive(Debug)]
-pub struct Signal {
+pub(super) struct Signal {
     /// Notifications so far.
     epoch: Cell<u64>,
     waiting: RefCell<Vec<Waker>>,
@@ -22,17 +21,17 @@ pub struct Signal {
 
 impl Signal {
     /// A signal with room for so many waiting tasks before it must allocate.
-    pub fn new(capacity: usize) -> Self {
+    pub(super) fn new(capacity: usize) -> Self {
         Self { epoch: Cell::new(0), waiting: RefCell::new(Vec::with_capacity(capacity)) }
     }
 
     /// Completes at the first notification after this call.
-    pub fn wait(&self) -> Wait<'_> {
+    pub(super) fn wait(&self) -> Wait<'_> {
         Wait { signal: self, epoch: self.epoch.get() }
     }
 
     /// Wakes every task that waits now.
-    pub fn notify_all(&self) {
+    pub(super) fn notify_all(&self) {
         self.epoch.set(self.epoch.get() + 1);
         let mut waiting = std::mem::take(&mut *self.waiting.borrow_mut());
         // No borrow is held while wakers run; a task that waits anew meanwhile goes to the fresh list.
@@ -50,7 +49,7 @@ impl Signal {
 /// Waits for a [`Signal`].
 #[must_use = "waits only when awaited"]
 #[derive(Debug)]
-pub struct Wait<'a> {
+pub(super) struct Wait<'a> {
     signal: &'a Signal,
     epoch: u64,
 }
