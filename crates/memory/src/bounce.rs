@@ -5,7 +5,6 @@ use std::{
     collections::VecDeque,
     future::Future,
     io,
-    mem::ManuallyDrop,
     pin::Pin,
     rc::Rc,
     sync::{Mutex, PoisonError},
@@ -25,6 +24,18 @@ const OWNERS: usize = 256;
 
 /// Which numbers of owners are taken.
 static TAKEN: Mutex<[bool; OWNERS]> = Mutex::new([false; OWNERS]);
+
+/// Mappings of pools that have gone, for the next ones: threads come and go.
+static UNUSED: Mutex<Vec<&'static Mapping>> = Mutex::new(Vec::new());
+
+/// Memory for so many bytes of buffers, for good.
+fn have_mapping(len: usize) -> io::Result<&'static Mapping> {
+    let mut unused = UNUSED.lock().unwrap_or_else(PoisonError::into_inner);
+    match unused.iter().position(|mapping| mapping.len() == len) {
+        Some(at) => Ok(unused.swap_remove(at)),
+        None => Ok(Box::leak(Box::new(Mapping::anonymous(len)?))),
+    }
+}
 
 /// What has buffers of its own on each shard ([`BufferPool::of`]), as long as this lives.
 #[derive(Debug)]
@@ -77,8 +88,10 @@ struct Inner {
     /// The pool of the layer below. Made when it is first asked for.
     deeper: OnceCell<BufferPool>,
     common: Rc<Common>,
-    // Never unmapped: a segment of a buffer may be copied anywhere, and this keeps every such copy memory-safe.
-    mapping: ManuallyDrop<Mapping>,
+    // Never unmapped: a segment of a buffer may be copied anywhere, and this keeps every such copy memory-safe. Nor does another pool get it while
+    // the kernel still reads or writes there: each buffer keeps this, a task that has one keeps it until its operation has ended (dropped before, it
+    // ends the process), and a shard that stops with tasks under way never drops them.
+    mapping: &'static Mapping,
     state: RefCell<State>,
 }
 
@@ -158,6 +171,13 @@ impl Inner {
     }
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Nobody has a buffer: each of them keeps this.
+        UNUSED.lock().unwrap_or_else(PoisonError::into_inner).push(self.mapping);
+    }
+}
+
 /// A fixed number of equal, page-aligned buffers. Taking one never allocates; when all are out, the taker waits.
 ///
 /// That no circle of those who wait can close:
@@ -200,7 +220,7 @@ impl BufferPool {
     }
 
     fn at(level: usize, common: Rc<Common>) -> io::Result<Self> {
-        let mapping = ManuallyDrop::new(Mapping::anonymous(common.count * BUFFER_SIZE)?);
+        let mapping = have_mapping(common.count * BUFFER_SIZE)?;
         let waiting = VecDeque::with_capacity(WAITERS);
         let (takers, promised) = (vec![NOBODY_YET; common.count], Vec::with_capacity(common.count));
         let state = State { free: (0..common.count).rev().collect(), takers, waiting, promised, next: 0 };

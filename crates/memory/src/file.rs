@@ -17,7 +17,7 @@ use std::{
 use rustix::fs::SeekFrom;
 
 use crate::{
-    Mapping, Segment, SegmentCursor, Target,
+    Mapping, PAGE_SIZE, Segment, SegmentCursor, Target,
     guard::{GuardedMapping, Poison},
 };
 
@@ -58,16 +58,14 @@ impl FileMap {
         let words = (bytes / EXTENT).div_ceil(64) as usize;
         let held = (0..words).map(|_| AtomicU64::new(0)).collect();
         let map = Self { mapping, bytes, poison, held, writes: AtomicU32::new(0), forgotten: AtomicU64::new(0) };
-        map.look(fd, 0, bytes);
+        map.look_at_all(fd);
         Ok(Some(map))
     }
 
-    /// Records the extents of a range that have no hole.
-    fn look(&self, fd: BorrowedFd<'_>, offset: u64, len: u64) {
-        let (first, past) = (offset / EXTENT, (offset + len).min(self.bytes).div_ceil(EXTENT));
-        let mut whole_to = 0;
-        let forgotten = self.forgotten.load(Ordering::SeqCst);
-        for extent in first..past.min(self.bytes / EXTENT) {
+    /// Records the extents that have no hole: once, for it takes as long as the file is.
+    fn look_at_all(&self, fd: BorrowedFd<'_>) {
+        let (mut whole_to, forgotten) = (0, self.forgotten.load(Ordering::SeqCst));
+        for extent in 0..self.bytes / EXTENT {
             let (start, end) = (extent * EXTENT, (extent + 1) * EXTENT);
             if whole_to < end {
                 // Where the next hole is; the file's end is one.
@@ -76,18 +74,37 @@ impl FileMap {
                     Err(_) => return,
                 }
             }
-            if whole_to >= end
-                && let Some(word) = self.held.get((extent / 64) as usize)
-            {
-                // Release: pairs with the acquire in `holds`.
-                word.fetch_or(1 << (extent % 64), Ordering::SeqCst);
-                // Race: what was seen above has gone meanwhile. `forget` counts, then clears the bit: either it clears this one, or the
-                // count is another one here.
-                if self.forgotten.load(Ordering::SeqCst) != forgotten {
-                    word.fetch_and(!(1 << (extent % 64)), Ordering::SeqCst);
-                    return;
-                }
+            if whole_to >= end {
+                self.hold(extent, forgotten);
             }
+        }
+    }
+
+    /// Records the extents of a range that have no hole, each by itself: to ask where the next hole is would take as long as the file is, and
+    /// whoever asked would be kept.
+    fn look(&self, offset: u64, len: u64) {
+        let (first, past) = (offset / EXTENT, (offset + len).min(self.bytes).div_ceil(EXTENT));
+        for extent in first..past.min(self.bytes / EXTENT) {
+            let forgotten = self.forgotten.load(Ordering::SeqCst);
+            // Pages that are swapped out count as holes: they are as well left to system calls.
+            let is_whole = |pages: usize| pages as u64 == EXTENT / PAGE_SIZE;
+            if !self.holds(extent * EXTENT, EXTENT)
+                && self.mapping.resident((extent * EXTENT) as usize, EXTENT as usize).is_ok_and(is_whole)
+            {
+                self.hold(extent, forgotten);
+            }
+        }
+    }
+
+    /// Records an extent in which no hole was seen, after so many things had been forgotten.
+    fn hold(&self, extent: u64, forgotten: u64) {
+        let Some(word) = self.held.get((extent / 64) as usize) else { return };
+        // Release: pairs with the acquire in `holds`.
+        word.fetch_or(1 << (extent % 64), Ordering::SeqCst);
+        // Race: what was seen has gone meanwhile. `forget` counts, then clears the bit: either it clears this one, or the count is another one
+        // here.
+        if self.forgotten.load(Ordering::SeqCst) != forgotten {
+            word.fetch_and(!(1 << (extent % 64)), Ordering::SeqCst);
         }
     }
 
@@ -179,12 +196,13 @@ impl FileMap {
         }
     }
 
-    /// A system call wrote a range: now and then it is seen whether holes have gone.
-    pub fn written(&self, fd: BorrowedFd<'_>, offset: u64, len: u64) {
+    /// A system call wrote a range: now and then it is seen whether holes have gone. The process must own the file or be allowed to write
+    /// it: of others the system says that all pages are there.
+    pub fn written(&self, offset: u64, len: u64) {
         // Relaxed: only about how many counts.
         let chosen = self.writes.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY);
         if (chosen || (offset + len).is_multiple_of(EXTENT)) && !self.holds(offset, len) {
-            self.look(fd, offset, len);
+            self.look(offset, len);
         }
     }
 }

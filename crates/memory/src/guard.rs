@@ -223,6 +223,11 @@ impl GuardedMapping {
         // SAFETY: the caller's promise is passed on.
         unsafe { self.mapping.segment(offset, len) }
     }
+
+    /// As [`Mapping::resident`].
+    pub(crate) fn resident(&self, offset: usize, len: usize) -> io::Result<usize> {
+        self.mapping.resident(offset, len)
+    }
 }
 
 impl Drop for GuardedMapping {

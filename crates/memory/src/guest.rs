@@ -458,11 +458,12 @@ impl GuestMemory {
         self.written.is_some()
     }
 
-    /// Adds what of a range is mapped to the log.
+    /// Adds what of a range is mapped to the log. A region without a file is not written by us, however large it is said to be.
     pub fn mark_written(&self, addr: GuestAddress, len: u64) {
         let (Some(log), Some(rest)) = (&self.written, len.checked_sub(1)) else { return };
         let last = addr.0.saturating_add(rest);
-        for region in self.regions.iter().filter(|region| region.start <= last && region.last() >= addr.0) {
+        let is_there = |region: &&Region| region.backing.is_some() && region.start <= last && region.last() >= addr.0;
+        for region in self.regions.iter().filter(is_there) {
             let (from, to) = (region.start.max(addr.0), region.last().min(last));
             log.mark(from, to - from + 1);
         }
@@ -472,11 +473,10 @@ impl GuestMemory {
     /// multiple of 4096), may have been written since it was last taken. What the bitmap has no room for is forgotten.
     pub fn take_written(&self, addr: GuestAddress, len: u64, page_size: u64, bitmap: &mut [u8]) {
         let Some(log) = &self.written else { return };
-        let pages = (page_size / PAGE_SIZE).max(1);
-        log.take(addr.0, len, |page| {
-            let bit = page / pages;
-            if let Some(byte) = usize::try_from(bit / 8).ok().and_then(|at| bitmap.get_mut(at)) {
-                *byte |= 1 << (bit % 8);
+        let (pages, bits) = ((page_size / PAGE_SIZE).max(1), bitmap.len() as u64 * 8);
+        log.take(addr.0, len, |from, to| {
+            for bit in from / pages..(to / pages + 1).min(bits) {
+                bitmap[(bit / 8) as usize] |= 1 << (bit % 8);
             }
         });
     }
@@ -540,6 +540,19 @@ impl GuestMemory {
         // SAFETY: the mapping lives until `reclaim`, whose caller vouches that the segment is out of use by then; write
         // access was checked against the protection the mapping was made with.
         unsafe { mapping.segment(offset, run) }.ok_or(AccessError::Unmapped { addr: addr.0, len })
+    }
+
+    /// As [`Self::translate`], for those who need not know why there is none: what is found stays in registers.
+    #[expect(clippy::inline_always, reason = "a few instructions, in the way of every request")]
+    #[inline(always)]
+    pub fn find_whole(&self, addr: GuestAddress, len: u64, access: Access) -> Option<Segment> {
+        self.tlb.find(addr.0, len, access).or_else(|| self.walk_whole(addr, len, access))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn walk_whole(&self, addr: GuestAddress, len: u64, access: Access) -> Option<Segment> {
+        self.translate(addr, len, access).ok()
     }
 
     /// All of `len` bytes from `addr` on as one segment; an error when they do not lie in one region.

@@ -58,7 +58,8 @@ impl Segment {
     }
 
     /// The part of `len` bytes that starts at `offset`; `None` when it does not lie within the segment.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
     pub fn part(&self, offset: usize, len: usize) -> Option<Self> {
         if offset.checked_add(len)? > self.len {
             return None;
@@ -145,7 +146,8 @@ impl Segment {
     ///
     /// # Panics
     /// When they do not lie within the segment, or are not aligned.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "the words stay in registers")]
+    #[inline(always)]
     pub fn read_words<const N: usize>(&self, offset: usize) -> [u64; N] {
         let part = self.part(offset, N * 8).expect("words within the segment");
         let words: *mut u64 = part.as_ptr().cast();
@@ -259,7 +261,8 @@ impl Segment {
         self.half_word(offset).store(value, Ordering::Relaxed);
     }
 
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a few instructions, in the way of every request")]
+    #[inline(always)]
     fn half_word(&self, offset: usize) -> &AtomicU16 {
         let part = self.part(offset, 2).expect("a word within the segment");
         assert!((part.as_ptr() as usize).is_multiple_of(2), "a shared word is aligned");

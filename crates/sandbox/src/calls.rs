@@ -119,6 +119,8 @@ pub(crate) const SHARD: &[Call] = &[
     when(SYS_mprotect, NO_EXEC),
     always(SYS_munmap),
     always(SYS_madvise),
+    // What of a volume's memory is there: of files on tmpfs, and for huge pages.
+    always(SYS_mincore),
     always(SYS_brk),
     always(SYS_mlock),
     always(SYS_membarrier),
@@ -143,8 +145,6 @@ pub(crate) const CONTROL: &[Call] = &[
     // Disks, where control itself reads and writes: what a service mounts is read by a ring of the thread's own.
     always(SYS_io_uring_setup),
     always(SYS_io_uring_register),
-    // What of a volume's memory is there, for huge pages.
-    always(SYS_mincore),
     // Threads.
     when(SYS_clone, Bits(0, CLONE_THREAD, CLONE_THREAD)),
     always(SYS_rseq),

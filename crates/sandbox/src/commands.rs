@@ -20,6 +20,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -41,13 +42,15 @@ const ENDED: i32 = 0;
 const FAILED: i32 = 1;
 /// How often is looked whether a program has ended.
 const LOOK: Duration = Duration::from_millis(5);
+/// How long after an answer's end a helper that has ended may still hold its socket.
+const AT_END: Duration = Duration::from_secs(1);
 
 /// Waits for a program's end, until then; `None`: it has not ended. Dropped, it has the program killed.
 type Running = Box<dyn FnOnce(Instant) -> io::Result<Option<ExitStatus>> + Send>;
 
 /// The worker's end. The helper ends with it.
 #[derive(Debug)]
-pub struct Helper(OwnedFd);
+pub struct Helper(Arc<OwnedFd>);
 
 impl Helper {
     /// Starts the helper: a program that calls [`help`] with its standard input.
@@ -55,14 +58,15 @@ impl Helper {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         // Nobody waits for it: it ends after us.
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn()?;
-        Ok(Self(ours))
+        Ok(Self(Arc::new(ours)))
     }
 
-    /// Has a program run: its words are separated by spaces. The caller closes its own ends.
+    /// Has a program run: its words are separated by spaces. The caller closes its own ends. A helper that has ended does not come back:
+    /// `gone` makes the error then, if it returns.
     ///
     /// # Errors
     /// The helper is gone, or the line is too long.
-    pub fn run(&self, line: &str, output: &OwnedFd, errors: &OwnedFd) -> io::Result<Running> {
+    pub fn run(&self, line: &str, output: &OwnedFd, errors: &OwnedFd, gone: fn() -> io::Error) -> io::Result<Running> {
         if line.is_empty() || line.len() > LINE {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -72,13 +76,22 @@ impl Helper {
         let mut control = SendAncillaryBuffer::new(&mut space);
         let fits = control.push(SendAncillaryMessage::ScmRights(&fds));
         assert!(fits, "the control buffer holds three descriptors");
-        sendmsg(&self.0, &[IoSlice::new(line.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
+        match sendmsg(&*self.0, &[IoSlice::new(line.as_bytes())], &mut control, SendFlags::NOSIGNAL) {
+            Err(Errno::PIPE | Errno::CONNRESET | Errno::CONNREFUSED | Errno::NOTCONN) => return Err(gone()),
+            sent => sent?,
+        };
+        let helper = Arc::clone(&self.0);
         Ok(Box::new(move |deadline| {
             if !is_ready(answer.as_fd(), PollFlags::IN, deadline)? {
                 return Ok(None);
             }
             let mut bytes = [0; 8];
-            answer.read_exact(&mut bytes)?;
+            if let Err(error) = answer.read_exact(&mut bytes) {
+                let is_unsaid = error.kind() == io::ErrorKind::UnexpectedEof;
+                // A helper that goes on had no room for what was sent.
+                let is_gone = is_unsaid && is_ready(helper.as_fd(), PollFlags::empty(), Instant::now() + AT_END)?;
+                return Err(if is_gone { gone() } else { error });
+            }
             let [kind, value] = [0, 4].map(|at| i32::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte])));
             if kind == ENDED { Ok(Some(ExitStatus::from_raw(value))) } else { Err(io::Error::from_raw_os_error(value)) }
         }))
@@ -165,10 +178,16 @@ fn words(line: &[u8]) -> Vec<OsString> {
 mod tests {
     use super::*;
 
+    const GONE: &str = "the helper is gone";
+
+    fn gone() -> io::Error {
+        io::Error::other(GONE)
+    }
+
     /// What a command says, and how it ends.
     fn run(helper: &Helper, line: &str) -> io::Result<(String, ExitStatus)> {
         let ((mut output, theirs), (_errors, their_errors)) = (io::pipe()?, io::pipe()?);
-        let wait = helper.run(line, &theirs.into(), &their_errors.into())?;
+        let wait = helper.run(line, &theirs.into(), &their_errors.into(), gone)?;
         let mut said = String::new();
         output.read_to_string(&mut said)?;
         let status = wait(Instant::now() + Duration::from_secs(60))?;
@@ -179,17 +198,34 @@ mod tests {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a pair of sockets");
         thread::spawn(move || help(theirs.as_fd(), allowed.as_deref()));
-        Helper(ours)
+        Helper(Arc::new(ours))
     }
 
     #[test]
     fn a_program_that_nobody_waits_for_is_killed() {
         let helper = helper(None);
         let ((mut output, theirs), (_errors, their_errors)) = (io::pipe().unwrap(), io::pipe().unwrap());
-        let wait = helper.run("/bin/sleep 1000", &theirs.into(), &their_errors.into()).unwrap();
+        let wait = helper.run("/bin/sleep 1000", &theirs.into(), &their_errors.into(), gone).unwrap();
         assert!(wait(Instant::now()).unwrap().is_none());
         // Its end of the pipe is closed with it.
         assert_eq!(output.read_to_string(&mut String::new()).unwrap(), 0);
+    }
+
+    #[test]
+    fn the_end_of_a_helper_is_known_from_any_other_failure() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a pair of sockets");
+        let helper = Helper(Arc::new(ours));
+        let ((_output, to), (_errors, errors_to)) = (io::pipe().unwrap(), io::pipe().unwrap());
+        let (to, errors_to) = (OwnedFd::from(to), OwnedFd::from(errors_to));
+        let asked = helper.run("/bin/echo", &to, &errors_to, gone).unwrap();
+        // What was sent and not read goes with it.
+        drop(theirs);
+        assert_eq!(asked(Instant::now() + Duration::from_secs(60)).unwrap_err().to_string(), GONE);
+        for _ in 0..2 {
+            let error = helper.run("/bin/echo", &to, &errors_to, gone).err().expect("nobody hears it");
+            assert_eq!(error.to_string(), GONE);
+        }
     }
 
     #[test]

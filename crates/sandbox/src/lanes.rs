@@ -21,7 +21,7 @@ use libc::{c_int, iovec};
 
 use crate::{
     forms::{ARGS, Arg, Form, Gives, MOST, TEXT},
-    instead::own_process,
+    instead::{own_process, remember_own_process},
 };
 
 /// Lanes there are: calls that may be under way at once.
@@ -325,6 +325,13 @@ fn new_descriptors(message: &libc::msghdr) -> [c_int; 2] {
         }
     }
     fds
+}
+
+/// Ends a worker that has lost what only another one gets: the keeper starts that. By this signal no device is blamed.
+pub fn end_worker() -> ! {
+    // Where there is no broker, nobody has asked for it before.
+    remember_own_process();
+    die()
 }
 
 /// The end, because nobody makes the worker's calls any more. Another worker comes with another broker; by this signal no device is blamed.

@@ -35,6 +35,7 @@ mod trap;
 
 pub use broker::broker;
 pub use commands::{Helper, help};
+pub use lanes::end_worker;
 pub use paths::Grant;
 pub use peer::groups_of_peer;
 pub use policy::{Mode, Policy, Sandbox, SandboxError, harden_keeper};

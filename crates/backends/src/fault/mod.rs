@@ -20,7 +20,7 @@ use std::sync::{
 
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Geometry, IoOperation, Lba, Operation, Request, Scratch, Step, TaskContext, Usage,
-    Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, yield_now,
+    Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, placed_bytes, yield_now,
 };
 use millrace_memory::{BUFFER_SIZE, SegmentCursor};
 
@@ -208,14 +208,17 @@ impl FaultVolume {
         let block = geometry.block_size.bytes() as usize;
         match request.operation {
             Operation::Read => {
+                // Before as well: a flush beside this read may move blocks to the inner volume after that was read.
+                let latest = |cache: &mut Cache, i: u64| cache.latest(request.lba.0 + i).map(Box::<[u8]>::from);
+                let before: Option<Vec<_>> =
+                    self.with_cache(|cache| (0..request.count.0).map(|i| latest(cache, i)).collect());
                 self.inner.submit(cx, request.clone()).await?;
-                self.with_cache(|cache| {
-                    for i in 0..request.count.0 {
-                        if let Some(data) = cache.latest(request.lba.0 + i) {
-                            give_bytes(&request, i as usize * block, data);
-                        }
+                for (i, before) in (0..).zip(before.into_iter().flatten()) {
+                    let data = self.with_cache(|cache| latest(cache, i)).flatten().or(before);
+                    if let Some(data) = data {
+                        give_bytes(&request, i as usize * block, &data);
                     }
-                });
+                }
                 Ok(())
             }
             Operation::Write { .. } => self.put(cx, request).await,
@@ -315,7 +318,7 @@ impl Volume for FaultVolume {
 
     fn scratch_bytes(&self) -> usize {
         // A compare or copy while writes are held runs a read or write of ours within itself.
-        2 * future_bytes(Self::run) + size_of::<Scratch>().next_multiple_of(8) + self.inner.scratch_bytes()
+        2 * future_bytes(Self::run) + placed_bytes::<Scratch>() + self.inner.scratch_bytes()
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {

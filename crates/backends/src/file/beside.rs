@@ -61,6 +61,7 @@ impl PlainFile for FileVolume {
         }
         let len = len.min(self.shape.bytes().saturating_sub(offset));
         let (mut from, mut to) = (offset, offset);
+        let _putting = self.cached.begin();
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         let copied = rustix::fs::copy_file_range(other, Some(&mut from), &self.fd, Some(&mut to), len)?;
         let copied = copied as u64;

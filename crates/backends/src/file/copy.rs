@@ -233,7 +233,11 @@ impl FileVolume {
         // No overflow: `check` found both ranges within the volume.
         let (from, (to, len)) = (source.0 << shift, self.offset_of(&request));
         let mut done = match &self.sharing {
-            Some(sharing) => sharing.copy(cx, from, to, len).await,
+            Some(sharing) => {
+                // Where blocks cannot be shared, the system copies by way of the page cache.
+                let _putting = self.cached.begin();
+                sharing.copy(cx, from, to, len).await
+            }
             None => 0,
         };
         if done == len {

@@ -19,6 +19,7 @@
 //! every later flush of the volume fails as well, until it is opened anew; and flushes go to the system one at a time (`flushes.rs`).
 
 mod beside;
+mod cached;
 mod copy;
 mod flushes;
 mod open;
@@ -38,10 +39,14 @@ use millrace_block::{
     Usage, Volume, VolumeError, check, compare_by_reading, future_bytes, helpers_scratch_bytes,
 };
 use millrace_memory::{FileMap, PAGE_SIZE, Segment};
-use rustix::fs::{FallocateFlags, OFlags};
+use rustix::{
+    fs::{FallocateFlags, OFlags},
+    io::Errno,
+};
 
 pub use self::open::FileOptions;
 use self::{
+    cached::{Cached, Putting},
     copy::Sharing,
     flushes::Flushes,
     open::{Alignment, Context, Kind, length},
@@ -64,6 +69,7 @@ pub struct FileVolume {
     alignment: Option<Alignment>,
     /// The descriptor is in direct mode, so that I/O must be aligned.
     direct: AtomicBool,
+    cached: Cached,
     /// Holes can be punched.
     can_punch: AtomicBool,
     /// Ranges can be zeroed by fallocate; assumed until the system says no.
@@ -84,7 +90,8 @@ impl FileVolume {
     /// Opens a file or block device, creating the file (sparse) when it is missing and a size is given.
     ///
     /// # Errors
-    /// [`VolumeError::InUse`] when another volume or process has it; [`VolumeError::BadSize`] and
+    /// [`VolumeError::InUse`] when another volume or process has it, or the kernel still has, for a moment after it was closed: who has the
+    /// time tries again; [`VolumeError::BadSize`] and
     /// [`VolumeError::BadBlockSize`] for a shape it cannot have; [`VolumeError::Io`] with what the system said.
     pub fn open(name: &str, options: &FileOptions) -> Result<Arc<Self>, VolumeError> {
         let opened = open::open(name, options)?;
@@ -99,6 +106,7 @@ impl FileVolume {
             shape: Shape::new(options.block_size, opened.bytes),
             alignment: opened.alignment,
             direct: AtomicBool::new(false),
+            cached: Cached::default(),
             can_punch: AtomicBool::new(opened.can_punch),
             can_zero_range: AtomicBool::new(true),
             map,
@@ -147,12 +155,19 @@ impl FileVolume {
 
     /// The ring wrote a range.
     fn written(&self, offset: u64, len: u64) {
-        self.map.iter().for_each(|map| map.written(self.fd.as_fd(), offset, len));
+        self.map.iter().for_each(|map| map.written(offset, len));
     }
 
     /// Data are about to go from a range, or the file there, or have gone.
     fn forget(&self, offset: u64, len: u64) {
         self.map.iter().for_each(|map| map.forget(offset, len));
+    }
+
+    /// A range with these edges is about to be zeroed: of the file system's blocks that it cuts, a part is, and in the page cache. Block
+    /// devices are zeroed on the disk.
+    fn note_zeroed(&self, edges: u64) -> Option<Putting<'_>> {
+        let cuts = self.kind == Kind::Regular && !edges.is_multiple_of(PAGE_SIZE);
+        cuts.then(|| self.cached.begin())
     }
 
     /// Bypasses the page cache if blocks of this size allow it.
@@ -179,12 +194,16 @@ impl FileVolume {
 
     /// Makes durable what was done beside the data path. The system tells of what it has lost once, and here as in a flush.
     fn sync_beside(&self) -> rustix::io::Result<()> {
-        rustix::fs::fdatasync(&self.fd).inspect_err(|errno| self.lost.store(errno.raw_os_error(), Ordering::Relaxed))
+        let covered = self.cached.covered();
+        rustix::fs::fdatasync(&self.fd).inspect_err(|errno| self.lost.store(errno.raw_os_error(), Ordering::Relaxed))?;
+        self.cached.made_durable(covered);
+        Ok(())
     }
 
     /// Moves the file's end, not yet durably.
     fn move_end(&self, before: u64, after: u64) -> rustix::io::Result<()> {
         self.forget(before.min(after), u64::MAX);
+        let _putting = self.note_zeroed(before | after);
         if after > before {
             // What lies past the old end is not the volume's: a write in flight during an earlier shrink may have put it there.
             rustix::fs::ftruncate(&self.fd, before)?;
@@ -196,16 +215,28 @@ impl FileVolume {
 
     fn erase_all(&self, bytes: u64) -> rustix::io::Result<()> {
         self.forget(0, u64::MAX);
-        let erase = |how| rustix::fs::fallocate(&self.fd, how | FallocateFlags::KEEP_SIZE, 0, bytes);
-        let erased = erase(FallocateFlags::PUNCH_HOLE).or_else(|_| erase(FallocateFlags::ZERO_RANGE)).or_else(|errno| {
-            match self.kind {
-                Kind::Regular => rustix::fs::ftruncate(&self.fd, 0).and_then(|()| rustix::fs::ftruncate(&self.fd, bytes)),
-                Kind::Device => Err(errno),
-            }
+        let erase = |how: FallocateFlags| {
+            rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.fd, how | FallocateFlags::KEEP_SIZE, 0, bytes))
+        };
+        let cannot = |errno: Errno| matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS);
+        let erased = erase(FallocateFlags::PUNCH_HOLE).or_else(|first| match erase(FallocateFlags::ZERO_RANGE) {
+            Err(second) if cannot(first) && cannot(second) && self.kind == Kind::Regular => self.begin_anew(bytes),
+            // Why it is not erased is what the call says that could have done it.
+            Err(second) if cannot(second) => Err(first),
+            result => result,
         });
         self.forget(0, u64::MAX);
         erased?;
         self.sync_beside()
+    }
+
+    /// Empties the file of a volume of so many bytes where the system erases no ranges. What lies behind the volume would go with it.
+    pub(crate) fn begin_anew(&self, bytes: u64) -> rustix::io::Result<()> {
+        if length(&self.fd)? > bytes {
+            return Err(Errno::OPNOTSUPP);
+        }
+        rustix::fs::ftruncate(&self.fd, 0)?;
+        rustix::fs::ftruncate(&self.fd, bytes)
     }
 
     fn refuse_if_read_only(&self, what: &'static str) -> Result<(), VolumeError> {

@@ -4,8 +4,6 @@ use std::{
     fs, io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
 };
 
 use millrace_block::{BlockSize, VolumeError};
@@ -13,10 +11,6 @@ use rustix::{
     fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat, StatxFlags},
     io::Errno,
 };
-
-/// How long the kernel may have a file that was closed, and how often is looked.
-const LET_GO: Duration = Duration::from_millis(100);
-const LOOK: Duration = Duration::from_millis(1);
 
 /// What to open.
 #[derive(Clone, Debug)]
@@ -129,7 +123,7 @@ fn examine(context: &Context<'_>, options: &FileOptions, fd: OwnedFd) -> Result<
     };
     let lock =
         if options.read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
-    lock_soon(&fd, lock).map_err(context.refused("lock"))?;
+    rustix::fs::flock(&fd, lock).map_err(context.refused("lock"))?;
     let bytes = settle_size(context, options, &fd, kind)?;
     let alignment = alignment(&fd, kind).map_err(context.failed("examine"))?;
     let device_block = alignment.filter(|_| kind == Kind::Device).map_or(0, |alignment| alignment.offset);
@@ -146,18 +140,6 @@ fn examine(context: &Context<'_>, options: &FileOptions, fd: OwnedFd) -> Result<
             Kind::Device => device_erases(&stat),
         };
     Ok(Opened { fd, kind, bytes, alignment, can_punch })
-}
-
-/// Locks a file that may just have been closed: a thread of the kernel that worked on a request has the file for a moment after the request's
-/// completion was seen, and with it the lock.
-fn lock_soon(fd: &OwnedFd, lock: FlockOperation) -> Result<(), Errno> {
-    let begun = Instant::now();
-    loop {
-        match rustix::fs::flock(fd, lock) {
-            Err(Errno::WOULDBLOCK) if begun.elapsed() < LET_GO => thread::sleep(LOOK),
-            locked => return locked,
-        }
-    }
 }
 
 /// The volume's size, and what makes no whole block; lengthens a file that is too short.

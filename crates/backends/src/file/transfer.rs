@@ -5,7 +5,7 @@ use std::{slice, sync::atomic::Ordering, time::Duration};
 use millrace_block::{BlockError, ByteOffset, IoOperation, Operation, Request, TaskContext};
 use millrace_memory::{BUFFER_SIZE, Segment, SegmentCursor};
 
-use super::{FileVolume, Kind, flushes::Turn};
+use super::{FileVolume, Kind};
 
 /// Segments the system takes at once (`UIO_MAXIOV`).
 const MAX_SEGMENTS: usize = 1024;
@@ -105,7 +105,7 @@ impl FileVolume {
         let (fd, end) = (self.file(), offset + millrace_memory::total_len(segments) as u64);
         let mut place = SegmentCursor::new(segments);
         let mut at = offset;
-        let mut retries = Retries(0);
+        let (mut retries, durable) = (Retries(0), self.cached.durable());
         while at < end {
             let part = place.split_segment();
             let whole = place.whole_segments();
@@ -142,9 +142,8 @@ impl FileVolume {
                 (Err(_), _) => {
                     let refused = result == -libc::EINVAL && direct && self.give_up_direct();
                     if !refused && !retries.again(cx, -result).await {
-                        if matches!(direction, Direction::Write { fua: true }) && !direct {
-                            // It may have been told of what other writes left in the page cache, and the next flush will not.
-                            self.lost.store(-result, Ordering::Relaxed);
+                        if matches!(direction, Direction::Write { fua: true }) {
+                            self.note_told(-result, durable);
                         }
                         return Err(self.failed(direction.what(), at, -result, direction.error(-result)));
                     }
@@ -157,6 +156,21 @@ impl FileVolume {
         Ok(())
     }
 
+    /// A durable write has failed: it may have been told of what other writes left in the page cache, and the next flush will not be.
+    /// `durable`: how much of that was as the write began.
+    #[cold]
+    fn note_told(&self, errno: i32, durable: u64) {
+        let may_be = match errno {
+            // Memory that a client took away, of which no disk tells. It must not cost others that have the file.
+            libc::EFAULT => false,
+            // With direct I/O as good as always the write's own, but where something else was put in the page cache.
+            errno => !self.is_direct() || (errno == libc::EIO && self.cached.held_any(durable)),
+        };
+        if may_be {
+            self.lost.store(errno, Ordering::Relaxed);
+        }
+    }
+
     fn is_ragged(&self, at: u64) -> bool {
         self.is_direct() && self.alignment.is_some_and(|alignment| !at.is_multiple_of(alignment.offset as u64))
     }
@@ -165,6 +179,7 @@ impl FileVolume {
     pub(super) async fn sync(&self, cx: TaskContext<'_>, _: Request<'_>) -> Result<(), BlockError> {
         let mut retries = Retries(0);
         let turn = self.flushes.wait(cx).await;
+        let covered = self.cached.covered();
         loop {
             let result = match &turn {
                 Some(_) => cx.io(IoOperation::DataSync { fd: self.file() }).await,
@@ -176,7 +191,10 @@ impl FileVolume {
                 return Err(self.failed("flush, as an earlier one has failed", 0, lost, BlockError::from_write_errno(lost)));
             }
             if result >= 0 {
-                turn.iter().for_each(Turn::done);
+                if let Some(turn) = &turn {
+                    self.cached.made_durable(covered);
+                    turn.done();
+                }
                 return Ok(());
             }
             if !retries.again(cx, -result).await {
@@ -198,6 +216,7 @@ impl FileVolume {
         ];
         let (offset, len) = self.offset_of(&request);
         self.forget(offset, len);
+        let putting = self.note_zeroed(offset | len);
         let mut erased = false;
         for (wanted, able, mode) in ways {
             if wanted && !erased && able.load(Ordering::Relaxed) {
@@ -212,6 +231,8 @@ impl FileVolume {
         if !erased {
             self.write_zeroes(cx, offset, len).await?;
         }
+        // What is under way no flush makes durable.
+        drop(putting);
         if fua { self.sync(cx, request).await } else { Ok(()) }
     }
 

@@ -77,6 +77,24 @@ fn what_a_block_device_has_lost_is_not_read_as_zeroes() {
     }
 }
 
+/// It is zeroed on the disk, and not in the page cache: the write tells of itself alone.
+#[test]
+fn a_bad_sector_fails_no_flush_of_a_block_device() {
+    let directory = on_disk();
+    let Some(device) = Loop::attach(directory.path(), 512) else { return };
+    let volume = patiently("device", &options(&device.0, None, BlockSize::B512)).unwrap();
+    assert!(volume.is_direct());
+    let mut harness = SyncHarness::new(SEED, false);
+    let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+    bench.plain(Operation::WriteZeroes { fua: false, deallocate: true }, 9, 6).unwrap();
+    harness.io().foretell(-libc::EIO);
+    let mut bench = Bench::new(&mut harness, volume, SEED);
+    let segment = bench.memory.segment(0, 4096);
+    let fault = Err(BlockError::WriteFault { errno: libc::EIO });
+    assert_eq!(bench.moving(Operation::Write { fua: true }, 64, &[segment]), fault);
+    assert_eq!(bench.plain(Operation::Flush, 0, 0), Ok(()));
+}
+
 #[test]
 fn a_block_device_has_a_size_and_blocks_of_its_own_and_one_user() {
     let directory = on_disk();

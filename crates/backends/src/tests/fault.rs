@@ -3,8 +3,9 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Lba, Operation, Volume as _,
-    conformance::{Bench, SyncHarness},
+    BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError,
+    conformance::{Bench, Job, SyncHarness},
+    future_bytes, yield_now,
 };
 
 use super::SEED;
@@ -158,4 +159,67 @@ fn a_flush_that_failed_promises_nothing_and_loses_nothing() {
         assert_eq!(volume.power_loss(), 0);
         bench.expect(7, &data);
     });
+}
+
+/// A volume whose reads end long after they were made.
+struct Slow(Arc<MemoryVolume>);
+
+impl Slow {
+    async fn read(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        self.0.submit(cx, request).await?;
+        for _ in 0..200 {
+            yield_now().await;
+        }
+        Ok(())
+    }
+}
+
+impl Volume for Slow {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        match request.operation {
+            Operation::Read => Step::Wait(cx.scratch.place_future(self.read(cx, request))),
+            _ => self.0.submit(cx, request),
+        }
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        future_bytes(Self::read) + self.0.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.0.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.0.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.0.usage()
+    }
+}
+
+#[test]
+fn a_read_beside_a_flush_has_what_was_written_before() {
+    for seed in 0..10 {
+        let inner = MemoryVolume::create("inner", BLOCKS * 512, BlockSize::B512).unwrap();
+        let volume = FaultVolume::new(Arc::new(Slow(inner)), seed);
+        volume.hold_writes();
+        let mut harness = SyncHarness::new(seed, false);
+        let mut bench = Bench::new(&mut harness, volume, seed);
+        let data = bench.write_random(3, 2);
+        let segment = bench.memory.segment(0, data.len());
+        segment.fill(0);
+        let read = Job { segments: vec![segment], ..Job::new(Operation::Read, 3, 2) };
+        assert_eq!(bench.jobs(&[read, Job::new(Operation::Flush, 0, 0)]), [Ok(()), Ok(())]);
+        assert_eq!(bench.memory.bytes(0, data.len()), data, "seed {seed}");
+    }
 }

@@ -241,6 +241,75 @@ fn a_flush_that_failed_is_not_made_good_by_the_next() {
 }
 
 #[test]
+fn a_durable_write_whose_memory_is_gone_fails_no_flush() {
+    let directory = in_memory();
+    let mut harness = SyncHarness::new(SEED, false);
+    let eio = BlockError::WriteFault { errno: libc::EIO };
+    for (errno, error, is_lost) in [
+        // Its client took it away, and others may have the same file.
+        (libc::EFAULT, BlockError::Memory, false),
+        // It may have been told of what became of others.
+        (libc::ENOSPC, BlockError::NoSpace, true),
+        (libc::EIO, eio, true),
+    ] {
+        let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();
+        assert!(!volume.is_direct(), "the page cache is in use");
+        harness.io().foretell(-errno);
+        let mut bench = Bench::new(&mut harness, volume, SEED);
+        let segment = bench.memory.segment(0, 4096);
+        assert_eq!(bench.moving(Operation::Write { fua: true }, 1024, &[segment]), Err(error), "errno {errno}");
+        let flushed = bench.plain(Operation::Flush, 0, 0);
+        assert_eq!(flushed, if is_lost { Err(error) } else { Ok(()) }, "errno {errno}");
+    }
+}
+
+#[test]
+fn what_direct_io_leaves_in_the_page_cache_is_not_lost_unsaid() {
+    let directory = on_disk();
+    let mut harness = SyncHarness::new(SEED, false);
+    let eio = BlockError::WriteFault { errno: libc::EIO };
+    // Whole pages, a part of one, and one that a flush has made durable.
+    for (lba, blocks, flushes, is_lost) in [(8, 8, false, false), (9, 6, false, true), (9, 6, true, false)] {
+        let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();
+        if !volume.is_direct() {
+            return;
+        }
+        let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+        bench.plain(Operation::WriteZeroes { fua: false, deallocate: true }, lba, blocks).unwrap();
+        if flushes {
+            bench.plain(Operation::Flush, 0, 0).unwrap();
+        }
+        harness.io().foretell(-libc::EIO);
+        let mut bench = Bench::new(&mut harness, volume, SEED);
+        let segment = bench.memory.segment(0, 4096);
+        assert_eq!(bench.moving(Operation::Write { fua: true }, 64, &[segment]), Err(eio));
+        assert_eq!(
+            bench.plain(Operation::Flush, 0, 0),
+            if is_lost { Err(eio) } else { Ok(()) },
+            "{lba}+{blocks}, {flushes}"
+        );
+    }
+}
+
+#[test]
+fn a_format_cuts_off_nothing_that_lies_behind_the_volume() {
+    let directory = on_disk();
+    let path = directory.path().join("a.img");
+    fs::write(&path, [7; 8192]).unwrap();
+    let volume = open(&path, Some(4096)).unwrap();
+    volume.format(BlockSize::B512).unwrap();
+    assert_eq!(fs::read(&path).unwrap()[4096..], [7; 4096]);
+    // Where the system erases no ranges.
+    assert_eq!(volume.begin_anew(4096), Err(rustix::io::Errno::OPNOTSUPP));
+    assert_eq!(fs::read(&path).unwrap()[4096..], [7; 4096]);
+    drop(volume);
+    fs::write(&path, [7; 8192]).unwrap();
+    let volume = open(&path, Some(8192)).unwrap();
+    volume.begin_anew(8192).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), [0; 8192]);
+}
+
+#[test]
 fn a_write_that_moves_nothing_is_a_fault_and_a_busy_system_is_asked_again() {
     let directory = on_disk();
     let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();

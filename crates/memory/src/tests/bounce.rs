@@ -1,6 +1,7 @@
 //! The buffer pool.
 
 use std::{
+    collections::BTreeSet,
     future::Future,
     pin::pin,
     sync::{
@@ -38,6 +39,20 @@ fn buffers_are_aligned_and_apart() {
     assert!(too_long.is_err());
     drop(buffers);
     assert!((0..3).map(|_| pool.try_take()).collect::<Vec<_>>().iter().all(Option::is_some));
+}
+
+/// Of threads that make a pool each, and end.
+#[test]
+fn memory_of_pools_that_have_gone_is_the_next_ones() {
+    let mut places = BTreeSet::new();
+    for _ in 0..100 {
+        // As many buffers as no other test has in a pool.
+        let (pool, owner) = (BufferPool::new(7).unwrap(), Owner::default());
+        for one in [&pool, pool.deeper(), pool.of(&owner)] {
+            places.insert(one.try_take().unwrap().segment(BUFFER_SIZE).as_ptr() as usize);
+        }
+    }
+    assert_eq!(places.len(), 3, "one for each that lives at once");
 }
 
 #[test]

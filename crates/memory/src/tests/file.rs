@@ -55,16 +55,41 @@ fn extents_come_and_go() {
     // The last page of an extent is what tells that it may be whole now.
     for page in 0..EXTENT / 4096 {
         file.write_all_at(&[7; 4096], page * 4096).unwrap();
-        map.written(file.as_fd(), page * 4096, 4096);
+        map.written(page * 4096, 4096);
     }
     assert!(map.read(0, &[memory]) && map.read(EXTENT - 4096, &[memory]) && !map.read(EXTENT, &[memory]));
     map.forget(EXTENT - 1, 1);
     assert!(!map.read(0, &[memory]));
     // Now and then any write leads to a look.
-    (0..100).for_each(|_| map.written(file.as_fd(), 0, 4096));
+    (0..100).for_each(|_| map.written(0, 4096));
     assert!(map.read(0, &[memory]));
     map.forget(0, u64::MAX);
     assert!(!map.read(0, &[memory]));
+}
+
+#[test]
+fn a_write_leads_to_a_look_at_its_own_extents() {
+    let file = File::from(memory_file(&[]));
+    file.set_len(5 * EXTENT).unwrap();
+    let map = map(&file);
+    let (_mapping, memory) = own_memory(4096);
+    // A hole in the third, and all of the file behind it.
+    file.write_all_at(&vec![7; 2 * EXTENT as usize], 0).unwrap();
+    file.write_all_at(&vec![7; EXTENT as usize - 4096], 2 * EXTENT + 4096).unwrap();
+    file.write_all_at(&vec![7; 2 * EXTENT as usize], 3 * EXTENT).unwrap();
+    let blocks = file.metadata().unwrap().blocks();
+    let held = || [0, 1, 2, 3, 4].map(|extent| map.read(extent * EXTENT, &[memory]));
+    assert_eq!(held(), [false; 5]);
+    map.written(EXTENT, 2 * EXTENT);
+    assert_eq!(held(), [false, true, false, false, false]);
+    map.written(3 * EXTENT, 2 * EXTENT);
+    assert_eq!(held(), [false, true, false, true, true]);
+    // As where data are taken out, and written again, over and over.
+    map.forget(3 * EXTENT, 4096);
+    assert_eq!(held(), [false, true, false, false, true]);
+    map.written(4 * EXTENT - 4096, 4096);
+    assert_eq!(held(), [false, true, false, true, true]);
+    assert_eq!(file.metadata().unwrap().blocks(), blocks, "no hole was filled");
 }
 
 #[test]

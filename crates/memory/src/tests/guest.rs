@@ -457,3 +457,26 @@ fn what_is_translated_for_writing_is_logged_while_there_is_a_log() {
     memory.log_writes(true);
     assert_eq!(written(&memory, BASE, 4096), []);
 }
+
+#[test]
+fn all_that_is_mapped_may_have_been_written_however_much_it_is() {
+    const BASE: u64 = 1 << 62;
+    const SIZE: u64 = 1 << 40;
+    let file = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, SIZE).unwrap();
+    let mut memory = GuestMemory::new();
+    // As many addresses as one likes, for nothing.
+    memory.map(GuestAddress(0), BASE, ALL, None).unwrap();
+    memory.map(GuestAddress(BASE), SIZE, ALL, Some((file.as_fd(), 0))).unwrap();
+    memory.log_writes(true);
+    memory.mark_written(GuestAddress(0), u64::MAX);
+    assert_eq!(written(&memory, BASE - 8192, 4), [2, 3], "without a file nothing is written");
+    assert_eq!(written(&memory, BASE + SIZE - 4096, 100), [0]);
+    let mut coarse = [0; 9];
+    memory.take_written(GuestAddress(BASE), SIZE, SIZE / 64, &mut coarse);
+    assert_eq!(coarse, [255, 255, 255, 255, 255, 255, 255, 255, 0]);
+    memory.mark_written(GuestAddress(BASE), SIZE);
+    let mut short = [0];
+    memory.take_written(GuestAddress(BASE), SIZE, SIZE / 64, &mut short);
+    assert_eq!((short, written(&memory, BASE, 4096)), ([255], vec![]), "what the bitmap has no room for is forgotten");
+}
