@@ -199,6 +199,8 @@ pub(crate) struct Controller {
     pub(crate) transfer: Transfer,
     pub(crate) sink: Rc<Sink>,
     pub(crate) counters: Counters,
+    /// Commands already counted for the shard's statistics.
+    pub(crate) counted: u64,
     /// Commands accepted and not completed, of all epochs: what unmap and reset wait for.
     pub(crate) in_flight: u32,
     /// Segments of the command being started; its capacity is reused.
@@ -251,6 +253,7 @@ impl Controller {
             finished: Vec::with_capacity(64),
             sink: Rc::default(),
             counters: Counters::default(),
+            counted: 0,
             memory: config.new_memory(),
             phase: Phase::Disabled,
             lifecycle: Lifecycle::default(),

@@ -11,6 +11,7 @@
 
 mod error;
 mod function;
+mod namespaces;
 mod status;
 
 use std::{
@@ -19,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_block::{Volume, trace::Site};
+use millrace_block::trace::Site;
 use millrace_engine::{Readiness, ShardContext, closer};
 use millrace_vfio_user::{Connection, ConnectionError, Listener, Progress, Resumed};
 
@@ -28,11 +29,10 @@ pub use status::{DeviceCounters, DevicePhase, DeviceStatus, NamespaceStatus};
 
 use self::function::{Function, Waiting};
 use super::{
-    Config, DoorbellMode, Host, Namespace,
+    Config, DoorbellMode, Host,
     controller::Controller,
     keep::{Client as KeptClient, Kept, TakenClient},
     migration::SavedStateError,
-    namespace::Allocated,
     registers::{Phase, Reset},
 };
 use crate::{hangup::is_gone, log_limit::LogLimit};
@@ -92,8 +92,6 @@ pub struct NvmeDevice {
     armed: bool,
     /// A turn has something to do at some time, doorbells apart: of when the device was armed.
     has_alarm: bool,
-    /// Commands already counted for the shard's statistics.
-    counted: u64,
     /// Clients that have connected, or were taken over.
     clients: u64,
     /// It goes on from another worker's state, and waits until its namespaces are there.
@@ -134,8 +132,10 @@ impl NvmeDevice {
         let (controller, taken) =
             Controller::kept(config.limited(), host, kept).map_err(|source| DeviceError::Memory { device, source })?;
         let mut made = Self::over(controller, listener, cx)?;
-        if let Some(taken) = taken {
-            made.take_over(taken);
+        match taken {
+            Some(taken) => made.take_over(taken),
+            // The guest that is still to come has namespaces, too, and must not find them gone.
+            None => made.waits = made.controller.awaits_guest(),
         }
         Ok(made)
     }
@@ -148,7 +148,6 @@ impl NvmeDevice {
         cx.register(std::os::fd::AsFd::as_fd(&listener), LISTENER)
             .map_err(|source| DeviceError::Socket { device: controller.config.name.clone(), source })?;
         Ok(Self {
-            counted: controller.counters.commands(),
             clients: 0,
             controller,
             listener,
@@ -188,16 +187,22 @@ impl NvmeDevice {
     /// Every namespace that can be restored is: serves the guest of the worker before this one.
     pub fn resume(&mut self, cx: &mut ShardContext<'_>) {
         if std::mem::take(&mut self.waits) {
-            tracing::info!(device = self.name(), phase = ?self.controller.phase, "goes on with its guest");
+            if matches!(self.link, Link::Connected(_)) {
+                tracing::info!(device = self.name(), phase = ?self.controller.phase, "goes on with its guest");
+            }
             self.controller.tell_changes();
             self.serve(cx);
         }
     }
 
     /// While it waits to be told to [go on](Self::resume) with the guest of the worker before this one: which of these namespaces that guest
-    /// had. `None`: it does not wait, or that guest is gone.
+    /// had, or the one that a restored state waits for. `None`: it does not wait, or that guest is gone.
     pub fn misses(&self, nsids: &[u32]) -> Option<Vec<u32>> {
-        let has_guest = matches!(&self.link, Link::Connected(client) if !is_gone(&client.connection));
+        let has_guest = match &self.link {
+            Link::Connected(client) => !is_gone(&client.connection),
+            Link::Listening => self.controller.awaits_guest(),
+            Link::Draining | Link::Closed | Link::Fenced => false,
+        };
         let misses = || nsids.iter().copied().filter(|nsid| self.controller.was_attached(*nsid)).collect();
         (self.waits && has_guest).then(misses)
     }
@@ -243,125 +248,6 @@ impl NvmeDevice {
         &self.controller.config.name
     }
 
-    /// Attaches a namespace, under the lowest free identifier when none is given; the guest is told by an event.
-    pub fn attach(&mut self, nsid: Option<u32>, namespace: Arc<Namespace>, read_only: bool) -> Result<u32, DeviceError> {
-        if let Some(nsid) = nsid.filter(|nsid| self.controller.is_for_replica(*nsid)) {
-            let joined = self.controller.join_replica(nsid, &namespace);
-            return joined.map(|()| nsid).map_err(|why| DeviceError::Card { device: self.name().to_owned(), why });
-        }
-        let fits = self.controller.check_first(&namespace);
-        fits.map_err(|why| DeviceError::Card { device: self.name().to_owned(), why })?;
-        let nsid = self.allocate(nsid, Allocated { namespace, read_only, by_guest: false })?;
-        self.tell_attachment(nsid, true);
-        self.attach_allocated(nsid)?;
-        Ok(nsid)
-    }
-
-    /// Makes a namespace exist that the guest had created by Namespace Management, attached or not: the daemon remembers them
-    /// across restarts.
-    pub fn restore(&mut self, nsid: u32, namespace: Arc<Namespace>, attached: bool) -> Result<(), DeviceError> {
-        self.allocate(Some(nsid), Allocated { namespace, read_only: false, by_guest: true })?;
-        self.tell_attachment(nsid, attached);
-        if attached || self.waits { self.attach_allocated(nsid) } else { Ok(()) }
-    }
-
-    /// Makes a namespace exist that the operator attached and the guest detached from its controller.
-    pub fn restore_detached(&mut self, nsid: u32, namespace: Arc<Namespace>, read_only: bool) -> Result<(), DeviceError> {
-        self.allocate(Some(nsid), Allocated { namespace, read_only, by_guest: false })?;
-        self.tell_attachment(nsid, false);
-        if self.waits { self.attach_allocated(nsid) } else { Ok(()) }
-    }
-
-    /// What a guest attached or detached just before its worker's death may not have been stored: that is made up for.
-    fn tell_attachment(&self, nsid: u32, stored: bool) {
-        let attached = self.controller.was_attached(nsid);
-        if !self.waits {
-            // Nobody was there: what is left of an attachment that was not stored, the next worker is not to find.
-            self.controller.note_attached(nsid, attached && stored);
-        } else if attached != stored {
-            self.controller.host.attachment_changed(self.name(), nsid, attached);
-        }
-    }
-
-    fn allocate(&mut self, nsid: Option<u32>, allocated: Allocated) -> Result<u32, DeviceError> {
-        let (device, largest) = (self.name().to_owned(), self.controller.namespaces.largest());
-        let Some(nsid) = nsid.or_else(|| self.controller.namespaces.free_nsid()) else {
-            return Err(DeviceError::Full { device, largest });
-        };
-        // A reset may have found it away: one of before, one that this worker ended before it had namespaces, one while it was detached.
-        if !self.controller.cc().en() || self.controller.lifecycle.was_reset {
-            self.controller.end_nameless(&allocated.namespace);
-        }
-        match self.controller.namespaces.allocate(nsid, allocated) {
-            Ok(()) => Ok(nsid),
-            Err(_) => Err(DeviceError::Nsid { device, nsid, largest }),
-        }
-    }
-
-    fn attach_allocated(&mut self, nsid: u32) -> Result<(), DeviceError> {
-        if self.waits && !self.controller.was_attached(nsid) {
-            return Ok(());
-        }
-        if self.controller.namespaces.attach(nsid).is_err() {
-            return Err(DeviceError::Missing { device: self.name().to_owned(), nsid });
-        }
-        if !self.waits {
-            self.controller.note_attached(nsid, true);
-            self.controller.namespace_changed(nsid);
-        }
-        Ok(())
-    }
-
-    /// Takes a namespace away, attached or not: new commands no longer find it, those in flight finish
-    /// ([`Self::is_detached`]), long ones with the piece that they are at, and the guest is told by an event.
-    pub fn detach(&mut self, nsid: u32) -> Result<(), DeviceError> {
-        if self.controller.remove_replica(nsid) {
-            return Ok(());
-        }
-        let Some(allocated) = self.controller.namespaces.allocation(nsid) else {
-            // Its creation has not come here yet.
-            let coming = self.controller.withdraw_creation(nsid);
-            return if coming { Ok(()) } else { Err(DeviceError::Missing { device: self.name().to_owned(), nsid }) };
-        };
-        let namespace = Arc::clone(&allocated.namespace);
-        if let Some(attached) = self.controller.namespaces.detach(nsid) {
-            self.controller.detach_from_card(&attached);
-            self.controller.note_attached(nsid, false);
-            self.controller.namespace_changed(nsid);
-        }
-        self.controller.namespaces.release(nsid);
-        self.controller.end_registrations(&namespace);
-        Ok(())
-    }
-
-    /// Has the guest's reads and writes go to a namespace's volume by way of another one, which leads there; `None`: straight. Those in
-    /// flight end on the way that they went, and the guest notices nothing.
-    pub fn lead(&mut self, nsid: u32, way: Option<Arc<dyn Volume>>) {
-        self.controller.namespaces.lead(nsid, way);
-    }
-
-    /// Whether no command is in flight any more on namespaces that were detached from this identifier: then their volumes may go.
-    pub fn is_detached(&self, nsid: u32) -> bool {
-        let replica_leaves = self.controller.port.as_ref().is_some_and(|port| port.is_replica_leaving(nsid));
-        !replica_leaves && self.controller.namespaces.left(nsid).next().is_none()
-    }
-
-    /// A namespace's volume has another size or shape now; the guest is told by an event.
-    pub fn namespace_changed(&mut self, nsid: u32) {
-        if let Some(attached) = self.controller.namespaces.get(nsid) {
-            attached.geometry.set(attached.namespace.volume.geometry());
-            self.controller.namespace_changed(nsid);
-        } else {
-            self.controller.replica_changed(nsid);
-        }
-    }
-
-    /// The reservations of a namespace changed ([`Host::reservation_notice`]): if this device shows it and its host is one of
-    /// those to be told, the guest is told by an event.
-    pub fn reservation_notice(&mut self, namespace: &Arc<Namespace>, notify: &[([u8; 16], u8)]) {
-        self.controller.reservation_notice(namespace, notify);
-    }
-
     /// Records its guest's requests from now on, or no more.
     pub fn trace(&mut self, site: Site) {
         (self.controller.trace, self.controller.interrupts.trace) = (site, site);
@@ -369,6 +255,9 @@ impl NvmeDevice {
 
     /// The controller's state, while its guest stands still. It goes on as before.
     pub fn save_state(&mut self) -> Result<Vec<u8>, SavedStateError> {
+        if self.controller.port.is_some() {
+            return Err(SavedStateError::Engine);
+        }
         if !matches!(self.link, Link::Connected(_)) {
             return Err(SavedStateError::NoGuest);
         }
@@ -377,6 +266,9 @@ impl NvmeDevice {
 
     /// Takes a saved state, before a guest connects. It goes on with it once the guest's memory is there.
     pub fn restore_state(&mut self, saved: &[u8]) -> Result<(), SavedStateError> {
+        if self.controller.port.is_some() {
+            return Err(SavedStateError::Engine);
+        }
         if !matches!(self.link, Link::Listening) {
             return Err(SavedStateError::Connected);
         }
@@ -638,12 +530,12 @@ impl NvmeDevice {
     }
 
     fn count_commands(&mut self, cx: &ShardContext<'_>) {
-        let counters = &self.controller.counters;
-        let total = counters.commands();
-        if total != self.counted {
-            cx.count_commands(total - self.counted);
-            self.counted = total;
-            counters.store(&self.controller.state.counters);
+        let controller = &mut self.controller;
+        let total = controller.counters.commands();
+        if total != controller.counted {
+            cx.count_commands(total - controller.counted);
+            controller.counted = total;
+            controller.counters.store(&controller.state.counters);
         }
     }
 

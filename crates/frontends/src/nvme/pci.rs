@@ -173,7 +173,8 @@ impl Controller {
         state::commit();
         let control = self.config_byte(MSIX_CONTROL_HIGH);
         self.interrupts.set_function_mask(control & 0xc0 == 0xc0);
-        if function_reset {
+        // A machine that is restored resets its devices before it knows their states.
+        if function_reset && !self.awaits_guest() {
             self.reset(Reset::Function);
         }
     }

@@ -405,6 +405,12 @@ impl Controller {
         self.again.iter().any(|at| self.records.sqid(*at) == sqid)
     }
 
+    /// How many are to be carried out again of which nothing has begun: all, while the controller stands still. It came to stand when
+    /// only first halves of pairs were on record, or was given a state, of which nothing was ever begun here.
+    pub(crate) fn standing(&self) -> u32 {
+        if self.lifecycle.stopped { self.again.len() as u32 } else { 0 }
+    }
+
     /// Nobody waits any more for what was to be carried out again.
     pub(crate) fn forget_again(&mut self) {
         self.in_flight -= self.again.len() as u32;

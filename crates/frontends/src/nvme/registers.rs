@@ -189,6 +189,7 @@ impl Controller {
                 self.set_csts(csts.with_nssro(csts.nssro() && !ControllerStatus::from_bits(value).nssro()));
             }
             offset::NSSR if value == NSSR_RESET => {
+                self.lose_saved();
                 self.reset(Reset::Subsystem);
                 self.set_csts(self.csts().with_nssro(true));
             }
@@ -207,6 +208,9 @@ impl Controller {
         if old.en() && new.en() {
             // These belong to the time before the enable (Base 3.1.4.5).
             new = new.with_css(old.css()).with_mps(old.mps()).with_ams(old.ams());
+        }
+        if old.en() && !new.en() {
+            self.lose_saved();
         }
         self.state.registers.cc.set(new.into_bits());
         state::commit();
@@ -379,6 +383,8 @@ impl Controller {
         let control = self.state.pci[super::pci::MSIX_CONTROL_HIGH].get();
         self.interrupts.set_function_mask(control & 0xc0 == 0xc0);
         self.counters.restore(&self.state.counters);
+        // These were counted before, here or by the daemon that a saved state is from.
+        self.counted = self.counters.commands();
         if !matches!(self.phase, Phase::Ready | Phase::ShuttingDown) {
             self.records.clear();
             self.forget_again();
@@ -411,7 +417,7 @@ impl Controller {
 
     /// The same, of what is not a card's.
     pub(crate) fn has_rest(&self) -> bool {
-        self.in_flight == self.admin_parked() + self.io_parked()
+        self.in_flight == self.admin_parked() + self.io_parked() + self.standing()
     }
 
     /// Nothing is in flight any more: whatever waits for that goes on.
@@ -420,9 +426,9 @@ impl Controller {
             self.finish_reset();
         }
         if self.memory.has_retired() {
-            // SAFETY: the regions were unmapped before now, and every command is quiet: those that have begun have finished
-            // and parked ones hold no segment. Their tasks are the only holders of segments beside the queue caches, which
-            // are dropped here.
+            // SAFETY: the regions were unmapped before now, and every command is quiet: those that have begun have finished,
+            // and neither parked ones nor those that are yet to be carried out again hold a segment. Their tasks are the only
+            // holders of segments beside the queue caches, which are dropped here.
             let regions = unsafe {
                 self.caches.forget_translations();
                 self.memory.reclaim()

@@ -273,7 +273,8 @@ mod split {
         }
 
         /// A head was taken from the available ring.
-        #[inline]
+        #[expect(clippy::inline_always, reason = "without a record nothing is left of it")]
+        #[inline(always)]
         pub(crate) fn taken(&mut self, head: u16) {
             let Some(record) = &self.record else { return };
             record.store_u64(state(head) + COUNTER, self.counter);
@@ -284,7 +285,8 @@ mod split {
         }
 
         /// A head is in the batch that is about to become visible.
-        #[inline]
+        #[expect(clippy::inline_always, reason = "without a record nothing is left of it")]
+        #[inline(always)]
         pub(crate) fn giving_back(&mut self, head: u16) {
             let Some(record) = &self.record else { return };
             record.store_u16(state(head) + NEXT, self.last_batch_head);
@@ -294,7 +296,8 @@ mod split {
         }
 
         /// The batch with this head is visible.
-        #[inline]
+        #[expect(clippy::inline_always, reason = "without a record nothing is left of it")]
+        #[inline(always)]
         pub(crate) fn given_back(&mut self, head: u16) {
             if let Some(record) = &self.record {
                 record.store_u8(state(head), 0);
@@ -302,7 +305,8 @@ mod split {
         }
 
         /// All of the batch is crossed off.
-        #[inline]
+        #[expect(clippy::inline_always, reason = "without a record nothing is left of it")]
+        #[inline(always)]
         pub(crate) fn batch_ends(&mut self, used_index: u16) {
             if let Some(record) = &self.record {
                 commit();

@@ -156,7 +156,8 @@ struct Ending {
 
 impl Ending {
     /// Writes the status and notes what was changed of `ranges`, which the guest gave us to write.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "what it makes stays in registers")]
+    #[inline(always)]
     fn end(&self, log: Option<&DirtyLog>, ranges: &[(u64, u64)], status: Status) -> Done {
         self.status.write_at(0, &[status as u8]);
         if let Some(log) = log {

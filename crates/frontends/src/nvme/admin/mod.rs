@@ -166,7 +166,7 @@ impl Controller {
 
     /// Whether something waits for turns to find that it can go on.
     pub(crate) fn waits_for_turns(&self) -> bool {
-        !self.again.is_empty() || self.admin.jobs.has_unasked()
+        !(self.lifecycle.stopped || self.again.is_empty()) || self.admin.jobs.has_unasked()
     }
 
     /// Commands that wait without touching guest memory and without a task of theirs that does.

@@ -31,7 +31,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
 use crate::nvme::{
-    StorageFunctions,
+    Namespace, StorageFunctions,
     fixture::{FakeGuest, HeldVolume, MEMORY_BASE, MEMORY_SIZE, TestHost, identity, sqe, test_card, test_config},
     pci::{BAR0_SIZE, BAR4_SIZE},
 };
@@ -936,6 +936,48 @@ fn a_restored_state_goes_on_though_its_last_map_comes_twice() {
     let mut function = Function { controller: &mut guest.controller, waiting: &mut waiting, log: &mut log, again: true };
     assert_eq!(millrace_vfio_user::Device::dma_map(&mut function, map), Ok(()));
     assert!(!guest.controller.awaits_guest());
+}
+
+/// The device has done more since it was saved.
+#[test]
+fn a_restored_states_commands_are_not_counted_once_more() {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", DoorbellMode::Shared));
+    daemon.attach_held(key);
+    let counted = |commands: u64| {
+        let limit = Instant::now() + PATIENCE;
+        while daemon.engine.shards()[0].stats().commands != commands {
+            assert!(Instant::now() < limit, "{commands} commands: {:?}", daemon.engine.shards()[0].stats());
+            thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+    guest.create_queues();
+    assert!(guest.flush().status().is_success());
+    let state = daemon.with(key, |device, _| device.save_state()).expect("nothing is in flight");
+    let (tails, heads) = (guest.tails, guest.heads);
+    for _ in 0..3 {
+        assert!(guest.flush().status().is_success());
+    }
+    counted(4);
+    drop(guest);
+    daemon.until(key, "the guest's end", |status| !status.connected);
+    daemon.with(key, move |device, _| device.restore_state(&state)).expect("nobody is connected");
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    (guest.tails, guest.heads) = (tails, heads);
+    assert!(guest.flush().status().is_success());
+    counted(5);
+}
+
+#[test]
+fn a_device_on_an_engine_is_neither_saved_nor_restored() {
+    let daemon = Daemon::start();
+    let key = daemon.add(Config { card: Some(test_card(1)), ..config("disk", DoorbellMode::Shared) });
+    assert_eq!(daemon.with(key, |device, _| device.restore_state(&[])), Err(SavedStateError::Engine));
+    let mut client = Client::connect(&daemon.path("disk"), PATIENCE).expect("a connection");
+    client.device_info().expect("a device");
+    assert_eq!(daemon.with(key, |device, _| device.save_state()), Err(SavedStateError::Engine));
 }
 
 #[test]

@@ -8,12 +8,14 @@ use std::{
 
 use millrace_backends::MemoryVolume;
 use millrace_block::BlockSize;
+use millrace_engine::Device;
 use millrace_memory::{Access, AccessError, PAGE_SIZE};
 use millrace_nvme_spec::{
     features::FeatureId,
     opcode::AdminOpcode,
     reservation::{AcquireAction, AcquireData, RegisterAction, RegisterData, ReservationType},
 };
+use millrace_vfio_user::Listener;
 use rustix::{
     fs::{MemfdFlags, memfd_create},
     net::{
@@ -24,9 +26,9 @@ use zerocopy::IntoBytes;
 
 use super::*;
 use crate::nvme::{
-    Namespace,
+    Namespace, NvmeDevice,
     cut::at_every_store,
-    fixture::{FakeGuest, MEMORY_BASE, MEMORY_SIZE, identity, sqe, test_config},
+    fixture::{FakeGuest, HostCall, MEMORY_BASE, MEMORY_SIZE, identity, sqe, test_config},
     io::UncorrectableRanges,
     lasting::Lasting,
     registers::Phase,
@@ -130,6 +132,42 @@ fn a_restored_state_goes_on_when_its_memory_is_there_already() {
     guest.controller.memory.map(GuestAddress(MEMORY_BASE), MEMORY_SIZE, all, backing).expect("mapped");
     guest.controller.resume_kept(true);
     assert!(!guest.controller.awaits_guest());
+}
+
+/// A worker ends while a restored state waits for its guest. The next one cannot bring a namespace back at first that this guest has, and
+/// attaches one that its configuration has and the one before did not: that guest has not detached it.
+#[test]
+fn a_restored_state_waits_for_its_namespaces() {
+    let mut before = restored();
+    before.controller.note_attached(3, true);
+    let Controller { state, records, doorbells, .. } = &before.controller;
+    let regions = [(Kind::STATE, state.as_fd()), (Kind::RECORDS, records.as_fd()), (Kind::DOORBELLS, doorbells.as_fd())];
+    let (link, _keeper) = FakeKeeper::holding(&regions.map(|(kind, fd)| (Key::of(OWNER, kind), fd)));
+    let (kept, dir) = (Kept::new(link, OWNER), tempfile::tempdir().expect("a directory"));
+    let host = Arc::clone(&before.host) as Arc<dyn Host>;
+    let made = before.shard.add_device_with(|cx| {
+        let listener = Listener::bind(&dir.path().join("disk")).expect("a socket");
+        let device = NvmeDevice::kept(Config { migration: true, ..test_config() }, listener, host, &kept, cx);
+        device.map(|device| Box::new(device) as Box<dyn Device>)
+    });
+    let [third, fourth, fifth] = [3, 4, 5].map(|nsid| {
+        let volume = MemoryVolume::create(&format!("volume-{nsid}"), 1 << 20, BlockSize::B512).expect("a volume");
+        Namespace::new(volume, identity(nsid), false)
+    });
+    before.host.take_calls();
+    let told = before.shard.with_device(made.expect("a device"), |device: &mut NvmeDevice, cx| {
+        let missed = device.misses(&[3, 4]);
+        for (nsid, namespace) in [(3, third), (4, fourth)] {
+            device.restore_attached(nsid, namespace, false).expect("a free identifier");
+        }
+        device.attach(Some(5), fifth, false).expect("a free identifier");
+        device.resume(cx);
+        let shown: Vec<_> = device.status().namespaces.iter().map(|shown| (shown.nsid, shown.attached)).collect();
+        (missed, device.misses(&[3, 4]), shown)
+    });
+    let shown = vec![(3, true), (4, false), (5, true)];
+    assert_eq!(told, Some((Some(vec![3]), None, shown)), "as the state has them, and not before they are there");
+    assert_eq!(before.host.take_calls(), [HostCall::AttachmentChanged { nsid: 4, attached: false }]);
 }
 
 /// Its machine leaves before the state that an operator restored goes on, and the worker ends meanwhile. The next one would take a state

@@ -21,7 +21,7 @@ mod stream;
 
 use millrace_memory::{Access, GuestAddress};
 use millrace_nvme_spec::{
-    command::{Cqe, Sqe},
+    command::{Cqe, Fuse, Sqe},
     opcode::NvmOpcode,
 };
 use millrace_vfio_user::{Errno, LogRange, MigrationState};
@@ -204,6 +204,19 @@ impl Controller {
         }
     }
 
+    /// The controller is about to be reset by its registers, which only a guest that runs does: not the one whose state an operator
+    /// restored. To this one the controller is as after any such reset: configuration space and the MSI-X table stay, those of the restored state
+    /// where it has not written its own. A function level reset that came before was taken for a restored machine's.
+    pub(crate) fn lose_saved(&mut self) {
+        if self.awaits_guest() {
+            self.give_up_saved();
+            tracing::warn!(
+                device = self.config.name,
+                "another guest than that of the restored state resets the controller: the state is given up"
+            );
+        }
+    }
+
     /// It is reset, or its client is gone: it runs.
     pub(crate) fn leave_migration(&mut self) {
         self.transfer = Transfer::default();
@@ -228,10 +241,10 @@ impl Controller {
     }
 
     /// Whether nothing is in flight that could change anything: event requests wait in their list, and first halves of pairs,
-    /// which have touched nothing, on record.
+    /// which have touched nothing, on record; also those that it took over, as long as it stands still.
     pub(crate) fn is_settled(&self) -> bool {
-        self.in_flight == self.state.events.outstanding.get() + self.io_parked()
-            && self.again.is_empty()
+        self.in_flight == self.state.events.outstanding.get() + self.io_parked() + self.standing()
+            && (self.lifecycle.stopped || self.again.is_empty())
             && !self.sink.has_results()
             && !self.has_jobs()
             && self.phase != Phase::Resetting
@@ -298,7 +311,9 @@ impl Controller {
                 self.memory.mark_written(GuestAddress(page.get()), len);
             }
         }
-        let is_read = |(sqid, sqe): &(u16, Sqe)| *sqid != 0 && sqe.nvm_opcode() == NvmOpcode::READ;
+        // What says that it is one of a pair is refused in the end, and may wait for that as long as its guest likes.
+        let is_read =
+            |(sqid, sqe): &(u16, Sqe)| *sqid != 0 && sqe.nvm_opcode() == NvmOpcode::READ && sqe.flags.fuse() == Fuse::NORMAL;
         let mut reads = self.records.commands().into_iter().filter(is_read);
         // What one of them writes may be anywhere: then so may what the others do, and all is marked once.
         if !reads.all(|(_, sqe)| self.mark_read(&sqe)) {

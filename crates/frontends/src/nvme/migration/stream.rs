@@ -48,6 +48,9 @@ pub enum SavedStateError {
     /// A guest is connected, or just leaving.
     #[error("a guest is connected: a state is restored before its machine connects")]
     Connected,
+    /// What the device does is not all here.
+    #[error("the device's queues are in its engine: only one without an engine is saved and restored")]
+    Engine,
     /// Not a saved state.
     #[error("it is no saved state of a device")]
     Magic,

@@ -8,9 +8,10 @@ use std::{
 use millrace_backends::MemoryVolume;
 use millrace_block::{BlockSize, METADATA_SIZE, Metadata, MetadataFormat, Volume};
 use millrace_nvme_spec::{
+    command::CommandFlags,
     features::FeatureId,
     opcode::{AdminOpcode, NvmOpcode},
-    registers::offset,
+    registers::{NSSR_RESET, offset},
 };
 use proptest::prelude::*;
 
@@ -312,6 +313,81 @@ fn a_restored_state_waits_for_its_memory() {
     expect_data(&mut guest, 2);
 }
 
+/// Has the first half of a pair taken, and not the second; their identifiers.
+fn park(guest: &mut FakeGuest, first: Sqe, second: Sqe) -> [u16; 2] {
+    let half = |sqe: Sqe, fuse| Sqe { flags: CommandFlags::new().with_fuse(fuse), ..sqe };
+    let cids = [(first, Fuse::FIRST), (second, Fuse::SECOND)].map(|(sqe, fuse)| guest.push(1, half(sqe, fuse)));
+    guest.ring(1);
+    let (first, token) = guest.controller.accept(1).expect("the first half");
+    let mut cx = guest.shard.context();
+    let slot = cx.reserve().expect("a slot");
+    guest.controller.start(&mut cx, slot, token, &first);
+    assert_eq!(guest.controller.io_parked(), 1);
+    cids
+}
+
+/// It has touched nothing, and begins to only when the controller runs again.
+#[test]
+fn a_first_half_on_record_keeps_nobody_waiting_for_a_controller_that_stands_still() {
+    let (mut guest, namespace, _) = machine();
+    let [old, new] = [1, 9].map(|byte| {
+        let buffer = guest.alloc_pages(1);
+        guest.write(buffer, &[byte; 4096]);
+        guest.prps(buffer, 4096)
+    });
+    let [first, second] =
+        [(NvmOpcode::COMPARE, old), (NvmOpcode::WRITE, new)].map(|(opcode, dptr)| Sqe { dptr, ..transfer(opcode, 0) });
+    let cids = park(&mut guest, first, second);
+    assert_eq!(guest.controller.migrate(MigrationState::Stop), Some(Ok(())));
+    // As the next worker finds it.
+    guest.controller.io_reset();
+    guest.controller.resume();
+    guest.controller.resume_migration();
+    assert_eq!(guest.controller.again.len(), 1);
+    assert!(guest.controller.is_quiet(), "memory may be unmapped");
+    assert!(!guest.controller.waits_for_turns(), "no turn does anything");
+    let state = saved(&mut guest);
+    let mut target = target(&guest, &namespace);
+    assert_eq!(restore(&mut guest, &state), Some(Ok(())), "it may be given a state");
+    assert!(!guest.controller.is_quiet(), "it runs, and carries it out again");
+    for _ in 0..2 {
+        target.controller.hold_saved(&state).expect("the one before has not gone on");
+        assert!(target.controller.is_quiet() && !target.controller.waits_for_turns());
+    }
+    target.controller.release();
+    for cid in cids {
+        assert!(target.wait_for(1, cid).status().is_success());
+    }
+    let (_, data) = target.command_reading(1, transfer(NvmOpcode::READ, 0), 4096);
+    assert_eq!(data, [9; 4096]);
+}
+
+/// A machine that is restored resets its devices before it knows their states. What resets the controller is a guest that runs.
+#[test]
+fn only_a_guest_that_runs_ends_a_restored_state_by_a_reset() {
+    let (mut source, namespace, _) = machine();
+    let state = saved(&mut source);
+    let mut guest = target(&source, &namespace);
+    guest.controller.hold_saved(&state).expect("it fits");
+    let mut control = [0; 2];
+    guest.controller.config_read(0x68, &mut control);
+    guest.controller.config_write(0x68, &[control[0], control[1] | 0x80]);
+    assert!(guest.controller.awaits_guest() && guest.controller.phase == Phase::Ready);
+    guest.controller.release();
+    expect_data(&mut guest, 1);
+    for subsystem in [false, true] {
+        let mut guest = target(&source, &namespace);
+        guest.controller.hold_saved(&state).expect("it fits");
+        let (register, value) =
+            if subsystem { (offset::NSSR, NSSR_RESET) } else { (offset::CC, guest.read32(offset::CC) & !1) };
+        guest.write32(register, value);
+        assert!(!guest.controller.awaits_guest() && guest.controller.phase == Phase::Disabled);
+        guest.enable();
+        guest.create_queues(1, 8);
+        expect_data(&mut guest, 1);
+    }
+}
+
 /// The pages that are in the log, and forgotten now.
 fn logged(guest: &mut FakeGuest) -> Vec<u64> {
     let range = LogRange { address: MEMORY_BASE, size: MEMORY_SIZE, page_size: PAGE };
@@ -450,6 +526,21 @@ fn a_read_of_which_nothing_is_known_may_write_anywhere() {
     guest.controller.records.take(&sqe(NvmOpcode::READ.0, 4), 1, 0).expect("a free record");
     logged(&mut guest);
     assert_eq!(logged(&mut guest).len() as u64, MEMORY_SIZE / PAGE);
+}
+
+/// Its guest may keep the second out for as long as it likes. No pair begins so: it never reads.
+#[test]
+fn a_first_half_that_says_that_it_reads_writes_nowhere() {
+    let (mut guest, ..) = machine();
+    guest.controller.start_logging();
+    let standing = logged(&mut guest);
+    let [first, second] = park(&mut guest, sqe(NvmOpcode::READ.0, 9999), transfer(NvmOpcode::WRITE, 0));
+    for _ in 0..2 {
+        assert_eq!(logged(&mut guest), standing);
+    }
+    for cid in [first, second] {
+        assert!(!guest.wait_for(1, cid).status().is_success());
+    }
 }
 
 /// As a client that means harm would write it: the checksum is right.

@@ -106,7 +106,7 @@ impl Plain {
             return None;
         }
         let access = if writable { Access::Write } else { Access::Read };
-        let find = |addr, len, access| memory.guest.translate(GuestAddress(addr), len, access).ok();
+        let find = |addr, len, access| memory.guest.find_whole(GuestAddress(addr), len, access);
         let status = find(status, 1, Access::Write)?;
         let header = find(header, HEADER, Access::Read)?;
         status.prefetch_to_write();
@@ -150,7 +150,7 @@ pub(super) fn table(memory: &MemoryTable, [addr, word]: [u64; 2], form: Form) ->
     if !leads || !addr.is_multiple_of(8) {
         return None;
     }
-    let table = memory.guest.translate(GuestAddress(addr), TABLE.into(), Access::Read).ok()?;
+    let table = memory.guest.find_whole(GuestAddress(addr), TABLE.into(), Access::Read)?;
     fetch_table(&table);
     Some(table)
 }

@@ -164,7 +164,8 @@ impl Ring {
     }
 
     /// Whether there is something to take: of an idle queue all that is asked.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "what it finds stays in registers")]
+    #[inline(always)]
     pub(crate) fn has_more(&mut self) -> Result<bool, RingError> {
         match self {
             Self::Split(ring) => ring.has_more(),
@@ -227,7 +228,8 @@ impl Ring {
     }
 
     /// Takes the request that was looked at as the next one.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
     pub(crate) fn take_plain(&mut self, head: u16) -> Result<(), RingError> {
         match self {
             Self::Split(ring) => ring.accept(head),

@@ -139,7 +139,8 @@ impl SplitRing {
         Ok(Some(head))
     }
 
-    #[inline]
+    #[expect(clippy::inline_always, reason = "what it finds stays in registers")]
+    #[inline(always)]
     pub(super) fn has_more(&mut self) -> Result<bool, RingError> {
         Ok(!self.is_drained() || self.look()?)
     }
@@ -219,14 +220,16 @@ impl SplitRing {
     }
 
     /// The table that a head leads to, if it may be a plain request's.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
     fn table(&self, memory: &MemoryTable, head: u16) -> Option<Segment> {
         let at = usize::from(head) * Descriptor::SIZE;
         (head < self.size).then(|| ahead::table(memory, self.desc.segment.read_words(at), Form::Linked)).flatten()
     }
 
     /// Has all lines fetched that the next request has if it lies where the last one did.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
     fn fetch_guessed(&self) {
         if let Some(guess) = &self.guess {
             self.desc.segment.prefetch(usize::from(guess.head) * Descriptor::SIZE, 1);
@@ -270,7 +273,8 @@ impl SplitRing {
     }
 
     /// Takes the next head.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
     pub(super) fn accept(&mut self, head: u16) -> Result<(), RingError> {
         self.check(head)?;
         self.busy[usize::from(head)] = true;
@@ -288,7 +292,8 @@ impl SplitRing {
     }
 
     /// Reads the guest's index: whether there is something to take.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
     fn look(&mut self) -> Result<bool, RingError> {
         let seen = self.avail.segment.load_u16(INDEX);
         let pending = seen.wrapping_sub(self.next);
