@@ -196,7 +196,7 @@ fn hotplug_under_load() {
         guest.send(&format!("attached nvme0n2 {}", 64 << 20));
         for mib in [128, 32] {
             guest.wait_mark("await resized");
-            daemon.run(&["volume", "resize", "second", "--size", &format!("{mib}M")]);
+            daemon.run(&["volume", "resize", "second", "--size", &format!("{mib}M"), "--shrink"]);
             guest.send(&format!("resized nvme0n2 {}", mib << 20));
         }
         guest.wait_mark("await detached");

@@ -455,6 +455,9 @@ fn a_worker_that_hangs_is_not_given_up_for_another_device() {
         }
         let refused = daemon.try_run(&["device", "create", "b", "--nvme", "--tenant", "x"]).unwrap_err();
         assert!(refused.contains("worker x"), "{refused}");
+        // Nor is the name of what it has.
+        let refused = daemon.try_run(&["volume", "create", "a", "--size", "16M", "--backend", "memory"]).unwrap_err();
+        assert!(refused.contains("worker x"), "{refused}");
         signal(worker, Signal::CONT);
         assert_eq!(host.read(), 1, "its guest goes on");
         assert_eq!(worker_of(&daemon, "a"), worker);
@@ -563,6 +566,32 @@ fn an_upgrade_is_of_all_workers_or_of_none() {
     for load in loads {
         load.finish();
     }
+    daemon.finish();
+}
+
+/// While the daemon's own worker is about to be exchanged, nothing changes what is where: a worker that began then would have the old binary, and who
+/// waited would wait for one that ends.
+#[test]
+fn no_worker_begins_while_the_daemons_own_is_exchanged() {
+    let place = tempfile::tempdir().expect("a folder");
+    let path = place.path().to_str().expect("a path in UTF-8");
+    let daemon = Daemon::start_with(&["--isolation", "tenant", "--upgrade-from", path]);
+    let hangs = odd_worker(place.path(), "hangs");
+    let mut upgrade = daemon.client();
+    upgrade.args(["upgrade", "--binary", hangs.to_str().expect("a path in UTF-8")]);
+    let mut upgrade = upgrade.spawn().expect("the client");
+    let is_running = || {
+        let view: Value = serde_json::from_str(&daemon.try_run(&["upgrade", "--show", "--json"]).ok()?).ok()?;
+        Some(view["state"] == "running")
+    };
+    eventually("an upgrade", || is_running().filter(|running| *running));
+    let refused = daemon.try_run(&["device", "create", "a", "--nvme", "--tenant", "x"]).unwrap_err();
+    assert!(refused.contains("an upgrade is under way"), "{refused}");
+    assert!(!upgrade.wait().expect("its end").success());
+    let made = || daemon.try_run(&["device", "create", "b", "--nvme", "--tenant", "y"]).ok();
+    eventually("a device after the upgrade", made);
+    file_disk(&daemon, "a", &["--tenant", "x"]);
+    assert_eq!(worker_name(&daemon, "a"), "x");
     daemon.finish();
 }
 

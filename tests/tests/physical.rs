@@ -189,7 +189,7 @@ fn a_namespace_that_changes_its_size_is_followed() {
     let mut guest = machine.programs.on(boot).start(&seats(1));
     for mib in [96, 32] {
         guest.wait_mark(&format!("await {mib}"));
-        daemon.run(&["volume", "resize", "disk", "--size", &format!("{mib}M")]);
+        daemon.run(&["volume", "resize", "disk", "--size", &format!("{mib}M"), "--shrink"]);
     }
     let said = guest.finish();
     assert!(said.contains(&"sizes: well".to_owned()), "{}", said.join("\n"));

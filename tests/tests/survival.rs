@@ -222,14 +222,14 @@ fn a_device_that_ends_workers_is_taken_out_of_service() {
     daemon.finish();
 }
 
-/// The process that makes system calls for a worker; none where that is in no sandbox.
-fn broker_of(worker: u32) -> Option<u32> {
+/// A process that serves a worker, by its word; none where that is in no sandbox.
+fn server_of(worker: u32, word: &[u8]) -> Option<Pid> {
     let children = fs::read_to_string(format!("/proc/{worker}/task/{worker}/children")).ok()?;
-    let is_broker = |pid: &u32| {
+    let is_it = |pid: &i32| {
         let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        words.split(|byte| *byte == 0).any(|word| word == b"broker")
+        words.split(|byte| *byte == 0).any(|own| own == word)
     };
-    children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_broker)
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(is_it).and_then(Pid::from_raw)
 }
 
 /// A worker without its broker ends when it needs it, which is no device's fault: another one comes, with a broker of its own.
@@ -243,8 +243,7 @@ fn the_brokers_end_is_the_workers_and_no_devices() {
     // Two faults in a row would be too many.
     for round in 0..3 {
         let worker = eventually("a worker", || daemon.worker());
-        let Some(broker) = broker_of(worker) else { return skip("the worker has no broker: it is in no sandbox") };
-        let broker = Pid::from_raw(i32::try_from(broker).expect("a process id")).expect("not 0");
+        let Some(broker) = server_of(worker, b"broker") else { return skip("no broker: the worker is in no sandbox") };
         kill_process(broker, Signal::KILL).expect("its end");
         let (name, path) = (format!("more{round}"), daemon.path(&format!("more{round}.img")));
         let backend = format!("file:{}", path.display());
@@ -262,6 +261,28 @@ fn the_brokers_end_is_the_workers_and_no_devices() {
     }
     assert_eq!(daemon.json(&["device", "show", "disk"])["state"], "ready");
     load.finish();
+    daemon.finish();
+}
+
+/// The same of its helper for key commands, when a key is to be had next.
+#[test]
+fn after_the_key_helpers_end_keys_can_be_had_again() {
+    let daemon = Daemon::start();
+    let worker = eventually("a worker", || daemon.worker());
+    let Some(helper) = server_of(worker, b"key-helper") else { return skip("no helper: the worker is in no sandbox") };
+    kill_process(helper, Signal::KILL).expect("its end");
+    let stack = format!("crypt(key=\"command:/bin/echo {}\") | memory", "5a".repeat(32));
+    // While it is on its way out it may still have a key for the first.
+    let mut names = (0..).map(|number| format!("volume{number}"));
+    let mut create = || {
+        let name = names.next().expect("there are enough");
+        daemon.try_run(&["volume", "create", &name, "--stack", &stack, "--size", "4M"])
+    };
+    eventually("another worker", || {
+        let _ = create();
+        daemon.worker().filter(|new| *new != worker)
+    });
+    eventually("a key from a command", || create().ok());
     daemon.finish();
 }
 

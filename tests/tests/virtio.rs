@@ -61,7 +61,7 @@ fn resized_under_load(daemon: &Daemon, stack: &str, sizes: [u64; 2]) {
     let mut guest = boot.set("DISK", "vda").disk(&socket, "num-queues=4").start(&seats(1));
     for mib in sizes {
         guest.wait_mark("await resized");
-        daemon.run(&["volume", "resize", "disk", "--size", &format!("{mib}M")]);
+        daemon.run(&["volume", "resize", "disk", "--size", &format!("{mib}M"), "--shrink"]);
         guest.send(&format!("resized {}", mib << 20));
     }
     guest.finish();

@@ -36,5 +36,5 @@ mod xts;
 pub use aead::{Aead, NONCE_BYTES, Sealer, TAG_BYTES, open, seal};
 pub use error::{CipherError, KeyError};
 pub use secret::{Secret, random};
-pub use source::{KeySource, Runner, Running, run_commands_by};
+pub use source::{KeySource, Runner, Running, is_open_to_all, run_commands_by};
 pub use xts::{Run, Xts, foresee};

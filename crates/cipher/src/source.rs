@@ -3,7 +3,7 @@
 use std::{
     ffi::CString,
     fmt,
-    fs::File,
+    fs::{File, Metadata},
     io::{self, Read},
     os::{
         fd::{AsFd, OwnedFd},
@@ -138,8 +138,7 @@ impl KeySource {
         let len = match self {
             Self::File(path) => {
                 let mut file = File::open(path).map_err(failed)?;
-                let mode = file.metadata().map_err(failed)?.permissions().mode();
-                if mode & 0o007 != 0 {
+                if is_open_to_all(&file.metadata().map_err(failed)?) {
                     tracing::warn!(key = %self, "everybody on this machine can reach the key file: chmod 600 it");
                 }
                 read_some(&mut file, raw.bytes_mut()).map_err(failed)?
@@ -177,6 +176,11 @@ impl KeySource {
     fn too_slow(&self, limit: Duration) -> KeyError {
         KeyError::Slow { command: self.to_string(), limit }
     }
+}
+
+/// Whether others than its owner and group can reach a key file.
+pub fn is_open_to_all(file: &Metadata) -> bool {
+    file.permissions().mode() & 0o007 != 0
 }
 
 /// A pipe that is read until the deadline.

@@ -1,10 +1,13 @@
 //! The sandbox around the daemon: which paths its volumes and devices need, and what is said of it (docs/sandbox.md).
 
-use std::path::{Path, PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use millrace_backends::BackendSpec;
 use millrace_engine::Engine;
-use millrace_sandbox::{Grant, Sandbox, refused, this_is_a_shard};
+use millrace_sandbox::{Grant, Sandbox, end_worker, refused, this_is_a_shard};
 use millrace_services::{Leaf, Node, run_key_commands_by};
 
 use crate::{
@@ -27,10 +30,16 @@ pub(crate) fn close(
     engine: &Engine,
 ) -> Result<(), DaemonError> {
     if let Some(helper) = sandbox.take_helper() {
-        run_key_commands_by(Box::new(move |line, output, errors| helper.run(line, &output, &errors)));
+        run_key_commands_by(Box::new(move |line, output, errors| helper.run(line, &output, &errors, end_with_helper)));
     }
     let grants = if sandbox.policy().is_strict() { grants(dirs, store, declared)? } else { Vec::new() };
     close_to(sandbox, grants, engine)
+}
+
+/// A worker starts no program any more: only another one has another helper. Without it, volumes would not open that need a key.
+fn end_with_helper() -> io::Error {
+    tracing::error!("the helper for key commands has ended, and so does this worker: the next one has a helper again");
+    end_worker()
 }
 
 /// Closes the sandbox around one disk.

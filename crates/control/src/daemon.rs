@@ -262,7 +262,7 @@ fn serve_confined(options: &ServeOptions, link: OwnedFd, sandbox: Sandbox) -> Re
     log_predecessor(predecessor);
     let has_cells = options.cell.is_none() && (isolation != IsolationMode::Shared || !arranged.cells.is_empty());
     let folders = || (options.run_dir.clone(), options.state_dir.clone());
-    let cells = has_cells.then(|| Cells::new(isolation, folders(), &keeper, &manager, &arranged.cells));
+    let cells = has_cells.then(|| Cells::new(isolation, folders(), &keeper, &manager, &arranged));
     let result = run(runtime, async || {
         let listener = match kept {
             Some(held) => taken_listener(held.fd)?,

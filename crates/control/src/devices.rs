@@ -216,7 +216,7 @@ impl LiveDevice {
         self.call(move |device| match was {
             Restored { by_guest: true, nsid, namespace, attached, .. } => device.restore(nsid, namespace, attached),
             Restored { attached: true, nsid, namespace, read_only, .. } => {
-                device.attach(Some(nsid), namespace, read_only).map(|_| ())
+                device.restore_attached(nsid, namespace, read_only)
             }
             Restored { nsid, namespace, read_only, .. } => device.restore_detached(nsid, namespace, read_only),
         })??;

@@ -345,6 +345,19 @@ pub enum ControlError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// The size is smaller than the volume's, and nobody said that this is meant.
+    #[error(
+        "volume {name} has {has}, and {size} is smaller: what lies in its last {} would be lost",
+        Size(has.0.saturating_sub(size.0))
+    )]
+    WouldShrink {
+        /// The volume.
+        name: Name,
+        /// The size that it has now.
+        has: Size,
+        /// The size asked for.
+        size: Size,
+    },
     /// The volume's back end refused.
     #[error(transparent)]
     Volume(#[from] VolumeError),
@@ -558,6 +571,7 @@ impl ControlError {
             | Self::Migrating { .. }
             | Self::Commanded { .. }
             | Self::Resizing { .. }
+            | Self::WouldShrink { .. }
             | Self::CopyExists { .. }
             | Self::TooManyCopies
             | Self::Tracing { .. }
@@ -634,6 +648,7 @@ impl ControlError {
             Self::Migrating { .. } => "migrating",
             Self::Commanded { .. } => "commanded",
             Self::Resizing { .. } => "resizing",
+            Self::WouldShrink { .. } => "would-shrink",
             Self::VolumeInStack { .. } => "volume-in-stack",
             Self::Graph { .. } => "stack",
             Self::Change { .. } => "change",
@@ -720,6 +735,7 @@ impl ControlError {
                  (docs/sandbox.md)"
                     .to_owned()
             }
+            Self::WouldShrink { .. } => "if that is meant, say so: --shrink (over the API: \"shrink\": true)".to_owned(),
             Self::Upgrading => "\"millrace upgrade --show\" tells how it goes".to_owned(),
             Self::NoApp { .. } => "\"millrace app list\" shows who has".to_owned(),
             Self::AppExists { uid } => format!("\"millrace app change {uid}\" gives others"),

@@ -176,7 +176,10 @@ fn aftermath(result: UpgradeResult) -> (&'static str, &'static str) {
         UpgradeResult::Done(_) => ("they go on", "nothing"),
         UpgradeResult::Busy => (unnoticed, "wait for the end of the other one (\"millrace upgrade --show\")"),
         UpgradeResult::CannotRun(_) => (unnoticed, "name a program that this machine can run (--binary), and try again"),
-        UpgradeResult::NotAllowed => (unnoticed, "put it into one of them, or restart the daemon with --upgrade-from DIR"),
+        UpgradeResult::NotAllowed => (
+            unnoticed,
+            "put it into one of them and name it without symbolic links, or restart the daemon with --upgrade-from DIR",
+        ),
         UpgradeResult::Refused => (
             unnoticed,
             "\"millrace layouts\" of both binaries shows what each understands: upgrade to a release in between first",

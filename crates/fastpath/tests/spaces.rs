@@ -130,7 +130,7 @@ fn what_cannot_be_is_refused_and_costs_nothing() {
     });
     space.begin_read(3, 0, 0..512).unwrap();
     // The volume shrinks: what is past its end now is the controller's to refuse.
-    daemon.run(&["volume", "resize", "m", "512K"]);
+    daemon.run(&["volume", "resize", "m", "512K", "--shrink"]);
     assert_eq!(errno(space.read(768 << 10, &mut block).unwrap_err()), 6);
     assert_eq!(space.refresh().unwrap(), 512 << 10);
     // It grows: what is new may be used by those who have asked how large it is.

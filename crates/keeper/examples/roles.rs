@@ -52,7 +52,7 @@ fn keep() -> Result<(), Box<dyn Error>> {
     }
     let may_have_cells = std::env::var("MILLRACE_TEST_CELLS").is_ok();
     let command = |_: &Path, cell: Option<&OsStr>| this(if cell.is_some() { "cell" } else { "worker" });
-    match Keeper::new(command, || (), Vec::new(), may_have_cells)?.run()? {
+    match Keeper::new(command, || (), vec![place().canonicalize()?], may_have_cells)?.run()? {
         Outcome::Stopped => Ok(()),
         Outcome::Failed(code) => exit(code.unwrap_or(98)),
     }
@@ -66,6 +66,7 @@ fn work() -> Result<(), Box<dyn Error>> {
         "cells" => ask_for_cells(&link),
         "let-go" => let_go_and_be_stopped(&link),
         "full" => fill(&link),
+        "programs" => name_programs(&link),
         play => {
             assert_eq!(play, "flood");
             flood(link)
@@ -122,6 +123,28 @@ fn fill(link: &Link) -> Result<(), Box<dyn Error>> {
         exit(1);
     }
     mark(if link.is_held(blocks) { "held" } else { "lost" });
+    wait_for(link, |word| *word == Word::Stop)
+}
+
+/// Names programs that cannot take over, and writes down what becomes of each.
+fn name_programs(link: &Link) -> Result<(), Box<dyn Error>> {
+    link.ready()?;
+    let here = place().canonicalize()?;
+    let (linked, missing) = (here.join("linked"), here.join("missing"));
+    std::os::unix::fs::symlink(std::env::current_exe()?, &linked)?;
+    let mut said = Vec::new();
+    let (below, above) = (here.join("below/program"), here.join(".."));
+    for path in [Path::new("/nonexistent/program"), &below, &here, &above, &linked, &missing] {
+        link.upgrade([1; 16], path, 0)?;
+        let upgraded = loop {
+            if let Word::Upgraded(upgraded) = link.listen()? {
+                break upgraded;
+            }
+        };
+        said.push(format!("{:?}", upgraded.result));
+    }
+    fs::write(here.join("said"), said.join("\n"))?;
+    mark("named");
     wait_for(link, |word| *word == Word::Stop)
 }
 

@@ -27,6 +27,7 @@
 //! * When memory is short the kernel takes the worker, not this process.
 //! * It has one thread, waits for nothing but its worker, and no worker's fault is fatal to it. Whatever wakes it, it looks at
 //!   everything: what was told of too early or twice is not missed and does no harm.
+//! * It looks at no path but in the places whose programs may take over: elsewhere may be a file system that does not answer.
 //!
 //! It does not decide what can be taken over: the worker does, which may let go of everything and begin anew.
 

@@ -15,7 +15,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fs::{Mode, OFlags},
+    fs::{FileType, Mode, OFlags},
     io::{Errno, retry_on_intr},
     net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, socketpair, sockopt},
     process::{Resource, Rlimit, getrlimit, setrlimit},
@@ -153,7 +153,8 @@ impl<'a> Keeper<'a> {
         let limit = getrlimit(Resource::Nofile);
         // Fewer descriptors are no reason not to start.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
-        let (binary, place) = open_binary(Path::new("/proc/self/exe")).map_err(failed("open its own binary"))?;
+        let own = open_binary(Path::new("/proc/self/exe"), OFlags::empty());
+        let (binary, place) = own.map_err(failed("open its own binary"))?;
         places.push(place);
         Ok(Self {
             command: Box::new(command),
@@ -371,11 +372,16 @@ impl<'a> Keeper<'a> {
 }
 
 /// A binary to be run, whatever happens to its path afterwards, and the folder that it really lies in.
-pub(crate) fn open_binary(path: &Path) -> io::Result<(OwnedFd, PathBuf)> {
-    let binary = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+pub(crate) fn open_binary(path: &Path, flags: OFlags) -> io::Result<(OwnedFd, PathBuf)> {
+    let binary = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | flags, Mode::empty())?;
     let mut place = std::fs::read_link(path_of(&binary))?;
     place.pop();
     Ok((binary, place))
+}
+
+/// Whether it is a symbolic link itself.
+pub(crate) fn is_link(binary: &OwnedFd) -> io::Result<bool> {
+    Ok(FileType::from_raw_mode(rustix::fs::fstat(binary)?.st_mode) == FileType::Symlink)
 }
 
 /// Where this process and its children find a file that is open.

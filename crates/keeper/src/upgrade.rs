@@ -21,11 +21,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::fs::OFlags;
+
 use crate::{
     Key, Kind, UpgradeResult,
     cells::Cell,
     link::LET_GO as LET_GO_FLAG,
-    process::{Keeper, Worker, is_fault, monotonic_micros, open_binary},
+    process::{Keeper, Worker, is_fault, is_link, monotonic_micros, open_binary},
     wire::{Message, What},
 };
 
@@ -64,14 +66,19 @@ pub(crate) struct Trial {
 }
 
 impl Keeper<'_> {
-    /// Starts the binary at a path beside the worker.
+    /// Starts the binary at a path, which names one of the allowed places as it really is, beside the worker.
     pub(crate) fn upgrade(&mut self, message: Message, path: &[u8]) -> Result<(), UpgradeResult> {
         if self.next.is_some() || self.stopping {
             return Err(UpgradeResult::Busy);
         }
         let cannot = |error: io::Error| UpgradeResult::CannotRun(error.raw_os_error().unwrap_or(0));
-        let (binary, place) = open_binary(Path::new(OsStr::from_bytes(path))).map_err(cannot)?;
-        if !self.places.contains(&place) {
+        let path = Path::new(OsStr::from_bytes(path));
+        // By its text first: a look may wait for a file system that does not answer, and everybody would wait with this thread. So no
+        // link is followed either: where it leads, a look would tell.
+        let place = self.places.iter().find(|place| path.parent() == Some(place.as_path()));
+        let (Some(place), Some(name)) = (place, path.file_name()) else { return Err(UpgradeResult::NotAllowed) };
+        let (binary, place) = open_binary(&place.join(name), OFlags::NOFOLLOW).map_err(cannot)?;
+        if !self.places.contains(&place) || is_link(&binary).map_err(cannot)? {
             return Err(UpgradeResult::NotAllowed);
         }
         let worker = self.start(&binary).map_err(cannot)?;

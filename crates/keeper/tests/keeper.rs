@@ -116,3 +116,16 @@ fn what_clients_hand_in_leaves_volumes_their_room_and_what_is_not_held_is_told()
     keeper.tell_to_stop();
     assert!(keeper.wait().success());
 }
+
+/// Whether a file is there tells that it was looked for, which may wait for its file system.
+#[test]
+fn programs_are_looked_for_only_where_they_may_take_over_from() {
+    let mut keeper = Running::start("programs", "programs", false);
+    keeper.wait_for_mark("named");
+    let said = fs::read_to_string(keeper.dir.join("said")).unwrap();
+    let mut expected = vec!["NotAllowed"; 5];
+    expected.push("CannotRun(2)");
+    assert_eq!(said.lines().collect::<Vec<_>>(), expected);
+    keeper.tell_to_stop();
+    assert!(keeper.wait().success());
+}

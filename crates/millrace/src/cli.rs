@@ -327,7 +327,7 @@ pub(crate) enum VolumeCommand {
     Command {
         /// The volume
         name: String,
-        /// The service: its name; where there are several of it, its place, which "volume show" has beside each: stripe.0
+        /// The service: its name; where there are several of it, its place, which "volume show" has beside each: stripe.0, or top
         service: String,
         /// The command
         command: String,
@@ -336,7 +336,7 @@ pub(crate) enum VolumeCommand {
     },
     /// List the services that stacks can have, with their settings and commands
     Services,
-    /// Grow or shrink a volume; guests that have it are told. What lies beyond a smaller size is lost
+    /// Grow a volume, or shrink it (--shrink: what lies beyond the smaller size is lost); guests that have it are told
     Resize(VolumeResize),
     /// Delete a volume that no device has. Its file stays
     Delete {
@@ -356,7 +356,7 @@ pub(crate) enum DiskCommand {
         /// The disk
         name: String,
     },
-    /// Grow or shrink a disk; its volumes stay as they are
+    /// Grow a disk, or shrink it (--shrink); its volumes stay as they are
     Resize(VolumeResize),
     /// Give up a volume on a disk that no volume of this daemon is any more
     Release {
@@ -510,7 +510,7 @@ pub(crate) struct VolumeStack {
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("new_size").required(true)))]
 pub(crate) struct VolumeResize {
-    /// The volume
+    /// The volume, or the disk
     pub(crate) name: String,
     /// Its new size
     #[arg(group = "new_size")]
@@ -518,6 +518,9 @@ pub(crate) struct VolumeResize {
     /// Its new size
     #[arg(long = "size", value_name = "SIZE", group = "new_size")]
     size_option: Option<Size>,
+    /// The new size may be smaller than that of now: what lies beyond it is lost
+    #[arg(long)]
+    pub(crate) shrink: bool,
 }
 
 impl VolumeResize {

@@ -81,8 +81,9 @@ pub(crate) fn volume(global: &Global, command: VolumeCommand) -> Done {
         }
         VolumeCommand::Services => stacks::services(global),
         VolumeCommand::Resize(resize) => {
+            let (size, shrink) = (Some(resize.size()), resize.shrink);
             let view: VolumeView =
-                client.patch(&path(&resize.name), &VolumeChange { size: Some(resize.size()), ..VolumeChange::default() })?;
+                client.patch(&path(&resize.name), &VolumeChange { size, shrink, ..VolumeChange::default() })?;
             show(global, &view, |view| format!("volume {}: {}", view.name, view.size))
         }
         VolumeCommand::Delete { name } => {
@@ -138,10 +139,16 @@ fn volume_table(views: &[VolumeView]) -> String {
             u32::from(view.block_size).to_string(),
             format!("{}{read_only}", view.stack),
             dash(attached_to(view)),
-            state(view.state, view.reason.as_ref()),
+            state(view.state, reason(view).as_ref()),
         ]);
     }
     table.render()
+}
+
+/// Why a volume has failed, without its name: that stands before it.
+fn reason(view: &VolumeView) -> Option<String> {
+    let itself = format!("volume {}: ", view.name);
+    view.reason.as_ref().map(|reason| reason.strip_prefix(&*itself).unwrap_or(reason).to_owned())
 }
 
 /// What to do about what could not be opened.
@@ -149,9 +156,7 @@ const REOPENED: &str = "put right what it says; what could not be opened then op
      a change of the configuration counts from a restart on)";
 
 fn volume_facts(view: &VolumeView) -> String {
-    // The name stands above it.
-    let itself = format!("volume {}: ", view.name);
-    let reason = view.reason.as_ref().map(|reason| reason.strip_prefix(&*itself).unwrap_or(reason).to_owned());
+    let reason = reason(view);
     let mut list = vec![("name", view.name.to_string()), ("state", state(view.state, reason.as_ref()))];
     list.extend(reason.map(|_| ("to do", REOPENED.to_owned())));
     list.extend([
@@ -471,6 +476,16 @@ mod tests {
         let error = attach_first(&client, "d", "/v1/devices/d", &attach).unwrap_err().to_string();
         daemon.join().unwrap();
         error
+    }
+
+    #[test]
+    fn a_volume_that_has_failed_is_named_once() {
+        let mut view: VolumeView = serde_json::from_str(&volume("disk | file:/v.img", None, State::Failed)).unwrap();
+        view.reason = Some("volume v: cannot open /v.img: No such file".to_owned());
+        let views = [view];
+        for told in [volume_table(&views), disks::table(&views), volume_facts(&views[0])] {
+            assert!(told.contains("failed: cannot open /v.img") && !told.contains("volume v"), "{told}");
+        }
     }
 
     #[test]

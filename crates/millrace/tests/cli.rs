@@ -143,7 +143,7 @@ fn a_disk_from_nothing_and_away_again() {
     assert_eq!((&device["serial"], &device["nvme"]["queues"]), (&"TEST".into(), &4.into()));
     assert_eq!((&device["namespaces"][1]["nsid"], &device["namespaces"][1]["read_only"]), (&5.into(), &true.into()));
     assert_eq!(place.json(&["volume", "show", "f"])["block_size"], 4096);
-    for resize in [&["volume", "resize", "a", "2G"][..], &["volume", "resize", "a", "--size", "512M"]] {
+    for resize in [&["volume", "resize", "a", "2G"][..], &["volume", "resize", "a", "--size", "512M", "--shrink"]] {
         place.ok(resize);
     }
     assert_eq!(place.json(&["volume", "show", "a"])["size"], 512 << 20);
@@ -170,12 +170,15 @@ fn volumes_share_a_disk() {
     assert!(shown.contains("volume a: 2 MiB") && shown.contains("in flight: 0 of 9"), "{shown}");
     place.ok(&["disk", "resize", "pool", "16M"]);
     place.ok(&["volume", "resize", "a", "12M"]);
+    assert!(place.fails(1, &["disk", "resize", "pool", "14M"]).contains("its last 2M would be lost; if that is meant"));
+    place.ok(&["disk", "resize", "pool", "14M", "--shrink"]);
     assert!(place.fails(1, &["disk", "release", "pool", "a"]).contains("volume a is in use"));
     assert!(place.fails(1, &["disk", "delete", "pool"]).contains("part of volume a"));
     assert!(place.fails(1, &["disk", "create", "x", "null", "--extent", "3K"]).contains("extent: a power of two"));
     for (arguments, instead) in [
         (&["disk", "show", "a"][..], "\"millrace volume show a\""),
         (&["disk", "resize", "a", "2M"], "\"millrace volume resize a 2M\""),
+        (&["disk", "resize", "a", "2M", "--shrink"], "\"millrace volume resize a 2M --shrink\""),
         (&["disk", "delete", "a"], "\"millrace volume delete a\""),
     ] {
         let told = place.fails(1, arguments);
@@ -240,6 +243,10 @@ fn refusals_are_told_with_advice_and_change_nothing() {
         (&["group", "delete", ""], "the name of the group is empty"),
         (&["trace", "none"], "device none does not exist, and volume none does not exist either; \"millrace device list\""),
         (&["volume", "resize", "a", "1"], "smaller than one block"),
+        (
+            &["volume", "resize", "a", "256K"],
+            "volume a has 1M, and 256K is smaller: what lies in its last 768K would be lost; if that is meant, say so: --shrink",
+        ),
         (&["device", "create", "d", "--nvme"], "device d exists already"),
         (&["device", "create", "api", "--nvme"], "the API's own"),
         (&["device", "create", "e", "--nvme", "--queues", "9999"], "9999 queues: 1 to 256 are possible"),

@@ -8,7 +8,7 @@ use millrace_block::{
 use millrace_engine::{EngineError, Launch, Shard, ShardConfig};
 use millrace_memory::BUFFER_SIZE;
 
-use crate::{background::LocalFuture, service::ServiceError};
+use crate::{background::LocalFuture, losses::Losses, service::ServiceError};
 
 /// What a service is over: a volume, behind the place where its requests can be watched. Of a known type, so that going past that place is
 /// a look at a word and not a call.
@@ -301,6 +301,17 @@ pub(crate) fn store_on_all<'a>(
 /// When the thread cannot have a ring.
 pub(crate) fn flush_all<'a>(legs: impl Iterator<Item = &'a Leg>) -> Result<Vec<Result<(), ServiceError>>, ServiceError> {
     on_all("flush", legs.map(|leg| (leg, ())), |leg, ()| Box::new(move |cx| Box::pin(async move { flush(cx, &*leg).await })))
+}
+
+/// [`flush_all`], of which the guest is told what a leg refuses: from when the leg has said so, for its next flush, which may be the guest's
+/// and beside the others of these, may succeed.
+pub(crate) fn flush_all_telling<'a>(
+    legs: impl Iterator<Item = &'a Leg>,
+    losses: &Arc<Losses>,
+) -> Result<Vec<Result<(), ServiceError>>, ServiceError> {
+    on_all("flush", legs.map(|leg| (leg, Arc::clone(losses))), |leg, losses| {
+        Box::new(move |cx| Box::pin(async move { flush(cx, &*leg).await.inspect_err(|_| losses.add()) }))
+    })
 }
 
 fn on_all<'a, D>(

@@ -54,8 +54,10 @@ pub mod testing;
 pub mod throttle;
 mod told;
 
-/// Who runs the commands that print keys.
-pub use millrace_cipher::{Runner as KeyCommandRunner, run_commands_by as run_key_commands_by};
+/// Whether all can reach a key file, and who runs the commands that print keys.
+pub use millrace_cipher::{
+    Runner as KeyCommandRunner, is_open_to_all as is_key_open_to_all, run_commands_by as run_key_commands_by,
+};
 pub use registry::{all, find};
 pub use service::{
     Build, Health, Keeps, Kind, Layout, LegOrigin, Mount, Plan, Progress, Reason, Service, ServiceError, Sizing, Status,

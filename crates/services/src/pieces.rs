@@ -7,7 +7,10 @@
 
 use std::{
     io,
-    sync::atomic::{AtomicU8, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
 };
 
 use millrace_block::{
@@ -17,8 +20,9 @@ use millrace_block::{
 use millrace_memory::{Access, BUFFER_SIZE, Reach, Segment, SegmentCursor};
 
 use crate::{
-    legs::{Leg, block_on, common_geometry, largest_scratch},
-    service::Keeps,
+    legs::{Leg, block_on, common_geometry, flush_all_telling, largest_scratch},
+    losses::Losses,
+    service::{Keeps, ServiceError},
 };
 
 /// Requests to legs that go on together for one request.
@@ -125,6 +129,8 @@ pub struct Mapped<M: Map> {
     map: M,
     /// Block size and abilities, so that a request need not ask every leg.
     shape: AtomicU8,
+    /// Flushes of its own that legs have refused.
+    losses: Arc<Losses>,
 }
 
 /// The bit of a shape that says that nothing is written.
@@ -190,7 +196,7 @@ impl<M: Map> Mapped<M> {
     /// A volume over these legs, which have one block size.
     pub fn new(name: String, legs: Vec<Leg>, map: M, block_size: BlockSize) -> Self {
         let geometry = common_geometry(&legs, block_size, BlockCount(map.blocks()));
-        Self { name, legs, map, shape: AtomicU8::new(pack(&geometry)) }
+        Self { name, legs, map, shape: AtomicU8::new(pack(&geometry)), losses: Arc::default() }
     }
 
     /// Its legs.
@@ -201,6 +207,16 @@ impl<M: Map> Mapped<M> {
     /// Its map.
     pub fn map(&self) -> &M {
         &self.map
+    }
+
+    /// Of the service in whose place this one comes, what the guest was not told yet.
+    pub(crate) fn take_over(&self, before: &Self) {
+        self.losses.take_over(&before.losses);
+    }
+
+    /// Whether the guest's next flush has to fail.
+    pub(crate) fn is_untold(&self) -> bool {
+        self.losses.is_untold()
     }
 
     /// Asks the legs again what they can: an attempt to erase may have shown that one of them cannot.
@@ -437,14 +453,26 @@ impl<M: Map> Mapped<M> {
         result.map_err(|error| failed(io::Error::other(error)))?.map_err(|error| failed(io::Error::other(error)))
     }
 
-    /// A flush of all legs.
+    /// A flush of all legs on the calling thread. What a guest has written waits in them as well: it is told of one that was refused.
+    fn flush_own(&self) -> Result<(), VolumeError> {
+        let failed = |error: ServiceError| VolumeError::Io {
+            volume: self.name.clone(),
+            action: "flush",
+            path: "its legs".into(),
+            source: io::Error::other(error),
+        };
+        let flushed = flush_all_telling(self.legs.iter(), &self.losses).map_err(failed)?;
+        flushed.into_iter().collect::<Result<(), _>>().map_err(failed)
+    }
+
+    /// A guest's flush, of all legs.
     async fn flush(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        let mut result = Ok(());
+        let (losses, mut result) = (self.losses.count(), Ok(()));
         for legs in self.legs.chunks(WIDTH) {
             let piece = |at: usize| -> (&dyn Volume, Request<'_>) { (&*legs[at], request.clone()) };
             result = result.and(submit_together(cx, legs.len(), largest_scratch(legs), piece).await);
         }
-        result
+        result.and(self.losses.tell(losses))
     }
 }
 
@@ -546,7 +574,11 @@ impl<M: Map> Volume for Mapped<M> {
             }
             return Ok(());
         }
-        self.erase(before, after.min(room), Operation::WriteZeroes { fua: false, deallocate: true })?;
+        if before < after.min(room) {
+            self.erase(before, after.min(room), Operation::WriteZeroes { fua: false, deallocate: true })?;
+            // What is there instead must not come back where the power fails: zeroes will have been read.
+            self.flush_own()?;
+        }
         if after > room {
             self.map.enlarge(name, &self.legs, after)?;
         }

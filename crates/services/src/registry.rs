@@ -1,23 +1,21 @@
-//! The table of services: one line each.
+//! The table of services: one line each, in the order of their names.
 
-use crate::{
-    cache, concat, crypt, integrity, metadata, meter, migrate, mirror, parity, service::Kind, share, stripe, throttle,
-};
+use crate::service::Kind;
 
 static ALL: &[&Kind] = &[
-    &cache::KIND,
-    &concat::KIND,
-    &crypt::KIND,
-    &share::DISK,
-    &integrity::KIND,
-    &metadata::KIND,
-    &meter::KIND,
-    &migrate::KIND,
-    &mirror::KIND,
-    &parity::KIND,
-    &share::KIND,
-    &stripe::KIND,
-    &throttle::KIND,
+    &crate::cache::KIND,
+    &crate::concat::KIND,
+    &crate::crypt::KIND,
+    &crate::share::DISK,
+    &crate::integrity::KIND,
+    &crate::metadata::KIND,
+    &crate::meter::KIND,
+    &crate::migrate::KIND,
+    &crate::mirror::KIND,
+    &crate::parity::KIND,
+    &crate::share::KIND,
+    &crate::stripe::KIND,
+    &crate::throttle::KIND,
 ];
 
 /// All services.

@@ -219,11 +219,23 @@ pub struct Mount {
     pub reformat: bool,
 }
 
+/// A service by its own type.
+pub(crate) fn of_type<S: Service>(service: &Arc<dyn Service>) -> Option<Arc<S>> {
+    let service: Arc<dyn Any + Send + Sync> = Arc::<dyn Service>::clone(service);
+    service.downcast().ok()
+}
+
 impl Mount {
     /// The service before, by its own type.
     pub fn previous<S: Service>(&self) -> Option<Arc<S>> {
-        let previous: Arc<dyn Any + Send + Sync> = self.previous.clone()?;
-        previous.downcast().ok()
+        of_type(self.previous.as_ref()?)
+    }
+
+    /// Whether a running volume gets a leg here that holds nothing of it: nothing of this kind was over it, or what was had another leg in its
+    /// place and the operator has said that the data may go (without that, what the two legs share is not erased under the one before).
+    pub(crate) fn is_new_leg(&self, leg: usize) -> bool {
+        let is_other = self.reformat && self.legs.get(leg) == Some(&LegOrigin::New);
+        self.reason == Reason::Change && (self.previous.is_none() || is_other)
     }
 }
 
@@ -235,6 +247,21 @@ pub trait Service: Volume + Any {
     /// nothing of the running volume is over the same leaves: then it may take its time. It may read and write its legs
     /// ([`legs`](crate::legs)). On error it must have changed nothing that the service before it needs.
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError>;
+
+    /// Whether it may come into force so, as far as is known without its legs. Asked when all that go are unmounted, and before any that come are
+    /// mounted: those may erase what one that goes needs. Without a method of its own a service says all of that in [`mount`](Self::mount).
+    fn may_mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        let _ = mount;
+        Ok(())
+    }
+
+    /// [`mount`](Self::mount) after a change that failed: no request came since it was unmounted. `instead` has taken its place and was taken
+    /// back, or was to take it, and nobody else had its legs; `None`: somebody may have had them. Without a method of its own a service finds
+    /// on its legs all that it needs.
+    fn mount_again(&self, mount: &Mount, instead: Option<&Arc<dyn Service>>) -> Result<(), ServiceError> {
+        let _ = instead;
+        self.mount(mount)
+    }
 
     /// Is about to go out of force, with requests still coming and its background tasks ended: does now what would take long then. What fails
     /// is tried once more by [`unmount`](Self::unmount).

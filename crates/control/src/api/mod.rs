@@ -268,7 +268,8 @@ async fn show_volume(State(manager): State<Arc<Manager>>, Path(name): Path<Strin
         (status = 200, description = "The volume, resized (guests have been told) or with its new stack in force", body = VolumeView),
         (
             status = 409,
-            description = "Nothing has changed: its stack is not \"from\" (changed-meanwhile), it is being migrated elsewhere (migrating), …",
+            description = "Nothing has changed: its stack is not \"from\" (changed-meanwhile), it is being migrated elsewhere (migrating), \
+                           the size is smaller and \"shrink\" is not said (would-shrink), …",
             body = Problem, content_type = "application/problem+json"
         ),
         (status = "default", description = "Nothing has changed", body = Problem, content_type = "application/problem+json")

@@ -17,7 +17,7 @@ use millrace_services::{Leaf, Node, throttle::groups_of};
 use thiserror::Error;
 use uuid::Uuid;
 
-use super::{MAIN, door::Part, folder, forget, stored};
+use super::{Kind, MAIN, Unsaid, door::Part, folder, forget, stored};
 use crate::{
     Name,
     config::{Declared, IsolationMode},
@@ -74,14 +74,15 @@ pub enum ArrangeError {
     },
     /// Two workers have something of one name.
     #[error(
-        "workers {here} and {there} have a {kind} {name} each; start with the isolation that was set before, and delete one"
+        "workers {here} and {there} have a {kind} {name} each; take the folder cells/{here} out of the state directory, start \
+         without --config, delete the {kind} {name} that is left, stop, and put the folder back"
     )]
     Twice {
         /// "volume" or "device".
         kind: &'static str,
         /// The name.
         name: Name,
-        /// A worker.
+        /// A worker that is not the daemon's own.
         here: String,
         /// Another one.
         there: String,
@@ -95,12 +96,14 @@ pub(crate) struct Arranged {
     pub(crate) cells: BTreeSet<Name>,
     /// What of the configuration file is whose; `None`: the daemon's own worker's.
     pub(super) parts: BTreeMap<Option<Name>, Part>,
+    /// What cells have in their states.
+    pub(super) stored: BTreeMap<Name, Unsaid>,
 }
 
 impl Arranged {
     /// These cells run, and nothing is to be made sure of.
     pub(crate) fn of(cells: BTreeSet<Name>) -> Self {
-        Self { cells, parts: BTreeMap::new() }
+        Self { cells, ..Self::default() }
     }
 
     /// What of a configuration file is a worker's to make sure of: a cell's, or the daemon's own.
@@ -144,7 +147,7 @@ pub(crate) fn arrange(
     }
     let mut families = Families::default();
     families.note_all(&states, mode, declared)?;
-    let arranged = families.arranged(&states, mode, declared);
+    let mut arranged = families.arranged(&states, mode, declared);
     for cell in arranged.cells.difference(&cells) {
         let path = folder(state_dir, cell);
         make_private(&path)?;
@@ -153,8 +156,11 @@ pub(crate) fn arrange(
     put_right(&states, &mut families, mode)?;
     let volumes: Vec<&VolumeRecord> = states.iter().flat_map(|state| &state.volumes).collect();
     for state in &states {
-        // Nobody reads of these files any more where their state goes. A worker that stays settles its own.
-        if state.cell.as_ref().is_some_and(|cell| !arranged.cells.contains(cell)) {
+        let Some(cell) = &state.cell else { continue };
+        if arranged.cells.contains(cell) {
+            arranged.stored.insert(cell.clone(), what_is_in(&state.store)?);
+        } else {
+            // Nobody reads of these files any more where their state goes. A worker that stays settles its own.
             settle_files(&state.store, &volumes)?;
         }
     }
@@ -190,7 +196,7 @@ pub(crate) fn part_of(
             BTreeMap::new()
         }
     };
-    Ok((state.store, Arranged { cells: BTreeSet::new(), parts }))
+    Ok((state.store, Arranged { parts, ..Arranged::default() }))
 }
 
 fn load(cell: Option<Name>, store: Store) -> Result<Stored, ArrangeError> {
@@ -198,6 +204,22 @@ fn load(cell: Option<Name>, store: Store) -> Result<Stored, ArrangeError> {
     let (groups, received) = (store.load_groups()?, store.load_received()?);
     let devices = devices.into_iter().filter(|device| device.session.is_none()).collect();
     Ok(Stored { cell, store, volumes, devices, copies, groups, received })
+}
+
+/// What a worker will find in its state.
+fn what_is_in(store: &Store) -> Result<Unsaid, StoreError> {
+    let ((volumes, devices), copies) = (store.load()?, store.load_copies()?);
+    let mut unsaid = Unsaid::default();
+    for record in volumes {
+        unsaid.note(Kind::Volumes, &record.spec.name, Some(record.uuid));
+    }
+    for record in devices.iter().filter(|record| record.session.is_none()) {
+        unsaid.note(Kind::Devices, &record.spec.name, Some(record.uuid));
+    }
+    for record in copies {
+        unsaid.note(Kind::Copies, &record.name, None);
+    }
+    Ok(unsaid)
 }
 
 /// Opens a cell's state. Its worker may be about to end.
@@ -212,16 +234,19 @@ fn open(path: &Path) -> Result<Store, StoreError> {
 }
 
 /// A volume that is where it was and has been received elsewhere is the former: it may have been changed since. Of one that was let go
-/// what was received is all there is.
+/// what was received is all there is. A move gives none another name: what has another is no former one, though both be known by one UUID.
 fn end_moves(states: &mut [Stored]) -> Result<(), StoreError> {
-    let open_in = |state: &Stored| -> Vec<Uuid> {
+    let open_in = |state: &Stored| -> Vec<(Uuid, Name)> {
         let open = state.volumes.iter().filter(|record| !state.received.contains(&record.spec.name));
-        open.map(|record| record.uuid).collect()
+        open.map(|record| (record.uuid, record.spec.name.clone())).collect()
     };
-    let open: Vec<Uuid> = states.iter().flat_map(open_in).collect();
+    let open: Vec<(Uuid, Name)> = states.iter().flat_map(open_in).collect();
     for state in states.iter_mut().filter(|state| !state.received.is_empty()) {
         let received = std::mem::take(&mut state.received);
-        let is_old = |record: &mut VolumeRecord| received.contains(&record.spec.name) && open.contains(&record.uuid);
+        let is_old = |record: &mut VolumeRecord| {
+            let name = &record.spec.name;
+            received.contains(name) && open.iter().any(|(uuid, former)| (uuid, former) == (&record.uuid, name))
+        };
         let old: Vec<VolumeRecord> = state.volumes.extract_if(.., is_old).collect();
         let remove_volumes = old.iter().map(|record| &record.spec.name).collect();
         let remove_received = received.iter().collect();
@@ -341,6 +366,7 @@ fn check_names(states: &[Stored]) -> Result<(), ArrangeError> {
         for (kind, name, uuid) in volumes.chain(devices) {
             match seen.insert((kind, name), (uuid, &state.cell)) {
                 Some((other, there)) if other != uuid => {
+                    // The daemon's own state comes first: `here` is a cell.
                     let (here, there) = (text(state.cell.as_ref()), text(there.as_ref()));
                     return Err(ArrangeError::Twice { kind, name: name.clone(), here, there });
                 }

@@ -10,6 +10,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::{Kind, Unsaid};
 use crate::{
     Name,
     api::{Body, Problem, blocking},
@@ -35,6 +36,19 @@ const MOVE_LIMIT: usize = 16 << 20;
 pub(super) struct Part {
     pub(super) volumes: BTreeSet<Name>,
     pub(super) devices: BTreeSet<Name>,
+}
+
+impl Part {
+    /// Its names, which nothing else may have until it is made.
+    pub(super) fn unsaid(&self) -> Unsaid {
+        let mut unsaid = Unsaid::default();
+        for (kind, names) in [(Kind::Volumes, &self.volumes), (Kind::Devices, &self.devices)] {
+            for name in names {
+                unsaid.note(kind, name, None);
+            }
+        }
+        unsaid
+    }
 }
 
 #[derive(Clone)]

@@ -12,14 +12,14 @@ use axum::{
 };
 use serde_json::Value;
 use tokio::{
-    sync::{Mutex, MutexGuard, oneshot},
+    sync::{Mutex, MutexGuard, oneshot, watch},
     task::JoinSet,
     time::timeout,
 };
 use uuid::Uuid;
 
 use super::{
-    CHANGE_LIMIT, Cells, HEARD_LIMIT, Kind, LIST_LIMIT, MAIN, Place,
+    CHANGE_LIMIT, Cells, HEARD_LIMIT, Kind, LIST_LIMIT, MAIN, Place, START_LIMIT,
     client::{CellError, ask, stream},
     door, folder,
 };
@@ -128,13 +128,19 @@ impl Call {
 impl Cells {
     /// To whoever has it. What nobody has, this worker says.
     async fn pass(self: &Arc<Self>, kind: Kind, name: &str, call: Call) -> Response {
-        let place = self.place(kind, name).await.unwrap_or(Place::Main);
-        call.at(self, &place).await
+        match self.place_or_main(kind, name).await {
+            Ok(place) => call.at(self, &place).await,
+            Err(problem) => problem.into_response(),
+        }
     }
 
     /// As [`Self::pass`], for an answer that comes as it arises.
     async fn trace(self: &Arc<Self>, kind: Kind, name: &str, call: Call) -> Response {
-        let Some(Place::Cell(cell)) = self.place(kind, name).await else { return call.here().await };
+        let cell = match self.place_or_main(kind, name).await {
+            Ok(Place::Main) => return call.here().await,
+            Ok(Place::Cell(cell)) => cell,
+            Err(problem) => return problem.into_response(),
+        };
         match stream(&folder(&self.run_dir, &cell), call.path(), CHANGE_LIMIT).await {
             Ok(answer) => answer,
             Err(error) => error.problem(&cell).into_response(),
@@ -143,7 +149,7 @@ impl Cells {
 
     /// A turn at [`Self::change`].
     pub(super) async fn turn(&self, call: &mut Call) -> Result<MutexGuard<'_, ()>, Problem> {
-        turn(&self.change, &mut call.gone, CHANGE_LIMIT).await
+        turn((&self.change, &self.exchanged), &mut call.gone, CHANGE_LIMIT).await
     }
 
     /// Looks at what a change in this worker looks at, before others' changes wait for it: a file system that does not answer keeps whoever names it
@@ -176,13 +182,18 @@ impl Cells {
             Ok(change) => change,
             Err(problem) => return problem.into_response(),
         };
-        if let Some(place) = self.place(Kind::Volumes, spec.name.as_str()).await {
+        match self.place(Kind::Volumes, spec.name.as_str()).await {
+            Ok(None) => {}
             // It will say that it has it.
-            return call.change_at(self, &place).await;
+            Ok(Some(place)) => return call.change_at(self, &place).await,
+            Err(problem) => return problem.into_response(),
         }
         let mut places: Vec<(&str, Place)> = Vec::new();
         for leaf in spec.stack.leaves().into_iter().filter_map(millrace_services::Leaf::volume) {
-            places.push((leaf, self.place(Kind::Volumes, leaf).await.unwrap_or(Place::Main)));
+            match self.place_or_main(Kind::Volumes, leaf).await {
+                Ok(place) => places.push((leaf, place)),
+                Err(problem) => return problem.into_response(),
+            }
         }
         let (first, place) = places.first().cloned().unwrap_or(("", Place::Main));
         if let Some((other, there)) = places.iter().find(|(_, there)| *there != place) {
@@ -203,8 +214,10 @@ impl Cells {
             Ok(change) => change,
             Err(problem) => return problem.into_response(),
         };
-        if let Some(place) = self.place(Kind::Devices, spec.name.as_str()).await {
-            return call.change_at(self, &place).await;
+        match self.place(Kind::Devices, spec.name.as_str()).await {
+            Ok(None) => {}
+            Ok(Some(place)) => return call.change_at(self, &place).await,
+            Err(problem) => return problem.into_response(),
         }
         let (cell, uuid) = (self.mode.cell_of(&spec), spec.kind.nvme().and_then(|nvme| nvme.uuid));
         let there = cell.clone().map_or(Place::Main, Place::Cell);
@@ -221,7 +234,7 @@ impl Cells {
         if !is_new && let Err(error @ CellError::Silent) = self.hear(&cell).await {
             return error.problem(&cell).into_response();
         }
-        if let Err(problem) = self.start(&cell).await {
+        if let Err(problem) = self.start(&cell, START_LIMIT).await {
             // One that was there before has guests, which wait for it.
             if is_new {
                 let _ = self.keeper.stop_cell(cell.as_str());
@@ -251,14 +264,19 @@ impl Cells {
         if self.has_unfinished().await {
             self.finish_moves().await;
         }
-        let Some(there) = self.place(Kind::Devices, device).await else { return call.here().await };
+        let there = match self.place(Kind::Devices, device).await {
+            Ok(Some(there)) => there,
+            Ok(None) => return call.here().await,
+            Err(problem) => return problem.into_response(),
+        };
         if let Err(problem) = self.check_heard(&there).await {
             return problem.into_response();
         }
         let Some(spec) = call.body::<AttachSpec>() else { return call.at(self, &there).await };
         let volume = spec.volume.as_str();
         match self.place(Kind::Volumes, volume).await {
-            Some(from) if from != there => {
+            Err(problem) => return problem.into_response(),
+            Ok(Some(from)) if from != there => {
                 if let Err(problem) = self.check_heard(&from).await {
                     return problem.into_response();
                 }
@@ -275,7 +293,7 @@ impl Cells {
                     self.retire(cell).await;
                 }
             }
-            _ => {}
+            Ok(_) => {}
         }
         let answer = call.at(self, &there).await;
         self.heard(&there).await;
@@ -296,12 +314,16 @@ impl Cells {
             Some(name) => Some(name),
             None => self.free_copy_name().await,
         };
-        if let Some(place) = self.place(Kind::Copies, name.as_ref().map_or("", Name::as_str)).await {
-            return call.change_at(self, &place).await;
+        match self.place(Kind::Copies, name.as_ref().map_or("", Name::as_str)).await {
+            Ok(None) => {}
+            Ok(Some(place)) => return call.change_at(self, &place).await,
+            Err(problem) => return problem.into_response(),
         }
         let (source, target) = (spec.source.clone(), spec.target.clone());
-        let from = self.place(Kind::Volumes, source.as_str()).await.unwrap_or(Place::Main);
-        let mut to = self.place(Kind::Volumes, target.as_str()).await.unwrap_or(Place::Main);
+        let (from, mut to) = match self.places_of([&source, &target]).await {
+            Ok([from, to]) => (from, to),
+            Err(problem) => return problem.into_response(),
+        };
         if from != to {
             for place in [&from, &to] {
                 if let Err(problem) = self.check_heard(place).await {
@@ -323,6 +345,11 @@ impl Cells {
         answer
     }
 
+    async fn places_of(self: &Arc<Self>, [one, other]: [&Name; 2]) -> Result<[Place; 2], Problem> {
+        let one = self.place_or_main(Kind::Volumes, one.as_str()).await?;
+        Ok([one, self.place_or_main(Kind::Volumes, other.as_str()).await?])
+    }
+
     /// The accounts are files, which this worker reads. Who writes them is told before: what he writes then is in no time that may be billed.
     async fn usage(self: &Arc<Self>, call: Call) -> Response {
         expect_usage(&self.run_dir, self.names()).await;
@@ -341,9 +368,7 @@ impl Cells {
         call.parts.extensions.insert(self.others());
         let answer = call.here().await;
         if !is_question && answer.status().is_success() {
-            for cell in self.names() {
-                self.end_forbidden(&cell).await;
-            }
+            self.end_all_forbidden().await;
         }
         answer
     }
@@ -371,7 +396,10 @@ impl Cells {
             Ok(change) => change,
             Err(problem) => return problem.into_response(),
         };
-        let place = self.place(kind, name).await.unwrap_or(Place::Main);
+        let place = match self.place_or_main(kind, name).await {
+            Ok(place) => place,
+            Err(problem) => return problem.into_response(),
+        };
         let answer = call.change_at(self, &place).await;
         let Place::Cell(cell) = &place else { return answer };
         if !answer.status().is_success() {
@@ -414,7 +442,9 @@ impl Cells {
         };
         for (cell, known) in self.known().iter().filter(|(cell, _)| cell.as_str() != there.name()) {
             let mut views = known.volumes.iter().chain(&known.devices);
-            if let Some((other, _)) = views.find(|(_, view)| has(view)) {
+            let said = views.find(|(_, view)| has(view)).map(|(other, _)| other.as_str());
+            let is_stored = known.stored.as_ref().is_some_and(|stored| stored.uuids.contains(&text));
+            if let Some(other) = said.or(is_stored.then_some("something")) {
                 let why = format!("{other} has the UUID {uuid} already, in worker {cell}");
                 return Err(Problem::from(&ControlError::untimely(kind, name, why)));
             }
@@ -430,15 +460,20 @@ impl Cells {
     }
 }
 
-/// The turn of a request to change what is where. Who has waited for too long is told so, and for who has gone meanwhile nothing is done.
+/// The turn of a request to change what is where. Who has waited for too long is told so, or that this worker is being exchanged, and for who has gone
+/// meanwhile nothing is done.
 async fn turn<'a>(
-    change: &'a Mutex<()>,
+    (change, exchanged): (&'a Mutex<()>, &watch::Sender<bool>),
     gone: &mut oneshot::Receiver<()>,
     limit: Duration,
 ) -> Result<MutexGuard<'a, ()>, Problem> {
+    let mut exchanged = exchanged.subscribe();
+    let exchanged = async move { drop(exchanged.wait_for(|is_exchanged| *is_exchanged).await) };
     tokio::select! {
         biased;
         _ = gone => Err(Problem::change_under_way()),
+        // Its turn is the next worker's to give. The upgrade has it as long as this is so: who gets one has no exchange beside it.
+        () = exchanged => Err(Problem::from(&ControlError::Upgrading)),
         turn = timeout(limit, change.lock()) => turn.map_err(|_| Problem::change_under_way()),
     }
 }
@@ -474,9 +509,13 @@ pub(super) fn check_cell(cell: &Name, device: &DeviceSpec) -> Result<(), Control
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{collections::BTreeSet, os::fd::OwnedFd, sync::mpsc::channel};
+pub(super) mod tests {
+    use std::{
+        os::fd::{AsFd, OwnedFd},
+        sync::mpsc::channel,
+    };
 
+    use axum::Json;
     use millrace_keeper::Link;
     use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
     use serde_json::json;
@@ -489,7 +528,7 @@ mod tests {
     use super::*;
     use crate::{
         api,
-        cells::LOOK,
+        cells::{Arranged, LOOK, Unsaid},
         config::IsolationMode,
         dirs::API_SOCKET,
         manager::{
@@ -499,32 +538,68 @@ mod tests {
     };
 
     /// A daemon's own worker with isolation; its API is in its run directory.
-    struct Rig {
+    pub(crate) struct Rig {
         directory: TempDir,
         manager: Arc<Manager>,
-        cells: Arc<Cells>,
-        _keeper: OwnedFd,
+        pub(crate) cells: Arc<Cells>,
+        keeper: Option<OwnedFd>,
+    }
+
+    /// What a cell says that has none of what it is asked for.
+    pub(crate) fn nothing() -> Response {
+        Json(json!([])).into_response()
     }
 
     impl Rig {
+        /// How a keeper says to a worker that it begins on trial.
+        pub(crate) const ON_TRIAL: u64 = 1 << 34;
+
         fn new() -> Self {
+            Self::of(&Arranged::default(), 0)
+        }
+
+        /// With these cells, of which none answers; `how` it begins.
+        pub(crate) fn of(arranged: &Arranged, how: u64) -> Self {
             let directory = tempfile::tempdir().unwrap();
             let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
             let (ours, keeper) = pair.unwrap();
             // The word for a worker to begin, in the first version of what keepers say.
-            let begin = [[6_u32, 0, 0, 1].map(u32::to_le_bytes).concat(), vec![0; 48]].concat();
+            let mut begin = [[6_u32, 0, 0, 1].map(u32::to_le_bytes).concat(), vec![0; 48]].concat();
+            begin[32..40].copy_from_slice(&how.to_le_bytes());
             send(&keeper, &begin, SendFlags::NOSIGNAL).unwrap();
             let link = Arc::new(Link::begin(ours, &[]).unwrap());
             let manager = manager_in(directory.path());
             let folders = (directory.path().to_owned(), directory.path().to_owned());
-            let cells = Cells::new(IsolationMode::Tenant, folders, &link, &manager, &BTreeSet::new());
+            let cells = Cells::new(IsolationMode::Tenant, folders, &link, &manager, arranged);
             let router = front(api::router(Arc::clone(&manager)), &cells);
             let listener = UnixListener::bind(directory.path().join(API_SOCKET)).unwrap();
             tokio::spawn(async move { axum::serve(listener, router).await });
-            Self { directory, manager, cells, _keeper: keeper }
+            Self { directory, manager, cells, keeper: Some(keeper) }
         }
 
-        fn post(&self, path: &'static str, body: &Value) -> impl Future<Output = StatusCode> + use<> {
+        /// The keeper's end, for who speaks as it does.
+        pub(crate) fn keeper(&mut self) -> OwnedFd {
+            self.keeper.take().unwrap()
+        }
+
+        pub(crate) fn say_settled(keeper: &impl AsFd) {
+            let settled = [[13_u32, 0, 0, 1].map(u32::to_le_bytes).concat(), vec![0; 48]].concat();
+            send(keeper, &settled, SendFlags::NOSIGNAL).unwrap();
+        }
+
+        /// A cell of this name that answers so, from now on.
+        pub(crate) fn cell(&self, name: &str, answer: impl Fn(&Method, &str) -> Response + Clone + Send + Sync + 'static) {
+            let own = folder(self.directory.path(), &name.parse().unwrap());
+            std::fs::create_dir_all(&own).unwrap();
+            let listener = UnixListener::bind(own.join(API_SOCKET)).unwrap();
+            let answer = move |request: Request| {
+                let answer = answer.clone();
+                async move { answer(request.method(), request.uri().path()) }
+            };
+            tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
+        }
+
+        pub(crate) fn post(&self, path: &'static str, body: &Value) -> impl Future<Output = StatusCode> + use<> {
             let (directory, body) = (self.directory.path().to_owned(), body.to_string());
             async move { ask(&directory, Method::POST, path, body.into(), PATIENCE).await.unwrap().status }
         }
@@ -534,6 +609,26 @@ mod tests {
         fn drop(&mut self) {
             self.manager.shutdown();
         }
+    }
+
+    #[tokio::test]
+    async fn a_name_is_not_free_while_a_cell_may_have_it() {
+        let volume = |name: &str| json!({ "name": name, "size": "1M", "backend": "memory" });
+        let x: Name = "x".parse().unwrap();
+        let rig = Rig::of(&Arranged::of([x.clone()].into()), 0);
+        assert_eq!(rig.post("/v1/volumes", &volume("v")).await, StatusCode::SERVICE_UNAVAILABLE);
+        let device = json!({ "name": "d", "nvme": {} });
+        assert_eq!(rig.post("/v1/devices", &device).await, StatusCode::SERVICE_UNAVAILABLE);
+        let shown = ask(rig.directory.path(), Method::GET, "/v1/volumes/v", Bytes::new(), PATIENCE).await.unwrap();
+        assert_eq!(shown.status, StatusCode::SERVICE_UNAVAILABLE, "nobody can say that there is none");
+        rig.cell("x", |_, _| nothing());
+        assert_eq!(rig.post("/v1/volumes", &volume("v")).await, StatusCode::CREATED);
+        // After a start of the daemon its state says what it has.
+        let mut stored = Unsaid::default();
+        stored.note(Kind::Volumes, &"v".parse().unwrap(), None);
+        let rig = Rig::of(&Arranged { stored: [(x.clone(), stored)].into(), ..Arranged::of([x].into()) }, 0);
+        assert_eq!(rig.post("/v1/volumes", &volume("v")).await, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(rig.post("/v1/volumes", &volume("w")).await, StatusCode::CREATED);
     }
 
     #[tokio::test]
@@ -585,18 +680,35 @@ mod tests {
     async fn nothing_is_done_for_who_has_waited_for_too_long_or_has_gone() {
         let change = Mutex::new(());
         let is_told_no = |turn: Result<MutexGuard<'_, ()>, Problem>| turn.is_err_and(|problem| problem.status == 503);
+        let exchanged = watch::Sender::new(false);
         let under_way = change.lock().await;
         let (asker, mut gone) = oneshot::channel();
-        assert!(is_told_no(turn(&change, &mut gone, Duration::ZERO).await));
-        let waits = turn(&change, &mut gone, PATIENCE);
+        assert!(is_told_no(turn((&change, &exchanged), &mut gone, Duration::ZERO).await));
+        let waits = turn((&change, &exchanged), &mut gone, PATIENCE);
         drop(asker);
         assert!(is_told_no(waits.await));
         drop(under_way);
         let (asker, mut gone) = oneshot::channel();
         drop(asker);
-        assert!(is_told_no(turn(&change, &mut gone, PATIENCE).await), "its turn has come, and nobody waits for it");
+        let its = turn((&change, &exchanged), &mut gone, PATIENCE).await;
+        assert!(is_told_no(its), "its turn has come, and nobody waits for it");
         let (_asker, mut gone) = oneshot::channel();
-        assert!(turn(&change, &mut gone, PATIENCE).await.is_ok());
+        assert!(turn((&change, &exchanged), &mut gone, PATIENCE).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn who_waits_while_this_worker_is_exchanged_is_told_so() {
+        let (change, exchanged) = (Mutex::new(()), watch::Sender::new(false));
+        let ((_asker, mut gone), (_other, mut theirs)) = (oneshot::channel(), oneshot::channel());
+        let upgrade = change.lock().await;
+        let code = |turn: Result<MutexGuard<'_, ()>, Problem>| turn.map(drop).unwrap_err().code;
+        let waits = turn((&change, &exchanged), &mut gone, PATIENCE);
+        let (waited, _) = tokio::join!(waits, async { exchanged.send_replace(true) });
+        assert_eq!(code(waited), "upgrading");
+        assert_eq!(code(turn((&change, &exchanged), &mut theirs, PATIENCE).await), "upgrading", "who comes later, too");
+        exchanged.send_replace(false);
+        drop(upgrade);
+        assert!(turn((&change, &exchanged), &mut gone, PATIENCE).await.is_ok(), "it has failed");
     }
 
     #[tokio::test]

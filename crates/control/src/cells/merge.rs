@@ -77,6 +77,10 @@ impl Cells {
             own.failed.extend(failed);
             own.degraded.extend(degraded);
         }
+        for (cell, known) in self.known().iter() {
+            let said = |why: &str| format!("worker {cell}: what the configuration file declares may not be there: {why}");
+            own.failed.extend(known.lacks().map(said));
+        }
         let sum = |of: fn(&WorkerView) -> usize| own.workers.iter().map(of).sum();
         (own.volumes, own.devices, own.connected) =
             (sum(|worker| worker.volumes), sum(|worker| worker.devices), sum(|worker| worker.connected));

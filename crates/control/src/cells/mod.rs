@@ -8,7 +8,8 @@
 //! Invariants:
 //! * A cell needs nobody: while the daemon's own worker is dead, or hangs, its guests do not notice, and it brings its devices back by
 //!   itself.
-//! * What is where is the cells' to say: it is asked for, and only remembered for when one does not answer.
+//! * What is where is the cells' to say: it is asked for, and only remembered for when one does not answer. As long as one has not said what it
+//!   has, and nobody knows by its state, no name is free that nobody else has.
 //! * A device and all that it shows are in one place. A volume that nobody uses goes where it is attached.
 //! * One change of what is where at a time. What may have to wait for a file system in this worker is done before its turn comes; who waits for a turn is
 //!   told "no" in the end, and then nothing of it is done.
@@ -35,6 +36,7 @@ use axum::{body::Bytes, http::Method};
 use millrace_keeper::Link;
 use serde_json::Value;
 use tokio::{task::JoinSet, time::timeout};
+use uuid::Uuid;
 
 pub(crate) use self::{
     arrange::{ArrangeError, Arranged, arrange, part_of},
@@ -103,7 +105,7 @@ impl Place {
 }
 
 /// What there may be in a place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Volumes,
     Devices,
@@ -120,6 +122,28 @@ impl Kind {
     }
 }
 
+/// What is in a cell, or is to be, though it has not said so: names, and those UUIDs that are known.
+#[derive(Clone, Debug, Default)]
+struct Unsaid {
+    names: BTreeSet<(Kind, String)>,
+    uuids: BTreeSet<String>,
+}
+
+impl Unsaid {
+    fn note(&mut self, kind: Kind, name: &Name, uuid: Option<Uuid>) {
+        self.names.insert((kind, name.to_string()));
+        self.uuids.extend(uuid.map(|uuid| uuid.to_string()));
+    }
+}
+
+/// Why a cell may lack something that the configuration file declares for it.
+#[derive(Clone, Debug)]
+struct LeftOut {
+    why: String,
+    /// Where it was not asked: once it says that it has these, it lacks nothing.
+    names: BTreeSet<(Kind, String)>,
+}
+
 /// What a cell said last.
 #[derive(Clone, Debug, Default)]
 struct Known {
@@ -130,9 +154,42 @@ struct Known {
     is_heard: bool,
     /// Why it does not answer.
     silent: Option<String>,
+    /// What its state had when the daemon started, until it is heard. `None`: nobody knows.
+    stored: Option<Unsaid>,
+    /// What it is making of the configuration file.
+    coming: Unsaid,
+    left_out: Option<LeftOut>,
 }
 
 impl Known {
+    /// Before it is heard.
+    fn supposed(cell: &Name, arranged: &Arranged) -> Self {
+        Self { stored: arranged.stored.get(cell).cloned(), ..Self::default() }
+    }
+
+    /// One that is new.
+    fn nothing() -> Self {
+        Self { stored: Some(Unsaid::default()), ..Self::default() }
+    }
+
+    /// Whether nobody can say what it has.
+    fn is_unknown(&self) -> bool {
+        !self.is_heard && self.stored.is_none()
+    }
+
+    /// Why it may lack something that the configuration file declares for it.
+    fn lacks(&self) -> Option<&str> {
+        let LeftOut { why, names } = self.left_out.as_ref()?;
+        let has_all = !names.is_empty() && names.iter().all(|(kind, name)| self.of(*kind).contains_key(name));
+        (!has_all).then_some(why.as_str())
+    }
+
+    /// The names of what it has, or is to have, and has not told.
+    fn unsaid(&self, kind: Kind) -> impl Iterator<Item = &String> {
+        let all = self.stored.iter().chain([&self.coming]);
+        all.flat_map(|unsaid| &unsaid.names).filter(move |(of, _)| *of == kind).map(|(_, name)| name)
+    }
+
     fn of(&self, kind: Kind) -> &BTreeMap<String, Value> {
         match kind {
             Kind::Volumes => &self.volumes,
@@ -142,7 +199,7 @@ impl Known {
     }
 
     fn is_empty(&self) -> bool {
-        self.silent.is_none() && self.volumes.is_empty() && self.devices.is_empty()
+        self.silent.is_none() && self.volumes.is_empty() && self.devices.is_empty() && self.coming.names.is_empty()
     }
 
     /// Whether a volume of this identity may be there, as far as can be told of a cell that does not answer.
@@ -167,6 +224,8 @@ pub(crate) struct Cells {
     admission: tokio::sync::Mutex<()>,
     /// This worker's trial is over.
     settled: tokio::sync::Notify,
+    /// This worker is being exchanged: no change begins any more.
+    exchanged: tokio::sync::watch::Sender<bool>,
 }
 
 impl Cells {
@@ -175,9 +234,9 @@ impl Cells {
         (run_dir, state_dir): (PathBuf, PathBuf),
         keeper: &Arc<Link>,
         manager: &Arc<Manager>,
-        cells: &BTreeSet<Name>,
+        arranged: &Arranged,
     ) -> Arc<Self> {
-        let known = cells.iter().map(|name| (name.clone(), Known::default())).collect();
+        let known = arranged.cells.iter().map(|name| (name.clone(), Known::supposed(name, arranged))).collect();
         let (keeper, manager) = (Arc::clone(keeper), Arc::clone(manager));
         Arc::new(Self {
             mode,
@@ -190,6 +249,7 @@ impl Cells {
             change: tokio::sync::Mutex::new(()),
             admission: tokio::sync::Mutex::new(()),
             settled: tokio::sync::Notify::new(),
+            exchanged: tokio::sync::watch::Sender::new(false),
         })
     }
 
@@ -256,6 +316,13 @@ impl Cells {
         cell_with(&self.known(), kind, name).map(|cell| Place::Cell(cell.clone()))
     }
 
+    /// The cell that is making this of the configuration file, and whether it has said that it has it.
+    fn maker(&self, kind: Kind, name: &str) -> Option<(Name, bool)> {
+        let (known, wanted) = (self.known(), (kind, name.to_owned()));
+        let (cell, making) = known.iter().find(|(_, known)| known.coming.names.contains(&wanted))?;
+        Some((cell.clone(), making.of(kind).contains_key(name)))
+    }
+
     /// Whether this worker has something of this name.
     async fn is_here(&self, kind: Kind, name: &str) -> bool {
         let (manager, wanted) = (Arc::clone(&self.manager), name.to_owned());
@@ -267,28 +334,50 @@ impl Cells {
         here.await.unwrap_or(false)
     }
 
-    /// Where something of this name is.
-    async fn place(self: &Arc<Self>, kind: Kind, name: &str) -> Option<Place> {
+    /// Where something of this name is. What nobody has who has been heard may be where nobody has: its name is not free.
+    async fn place(self: &Arc<Self>, kind: Kind, name: &str) -> Result<Option<Place>, Problem> {
         if self.is_here(kind, name).await {
-            return Some(Place::Main);
+            return Ok(Some(Place::Main));
+        }
+        if let Some((cell, false)) = self.maker(kind, name) {
+            return Err(being_made(&cell, name));
         }
         if let Some(place) = self.known_place(kind, name) {
-            return Some(place);
+            return Ok(Some(place));
         }
         // A guest may have made it.
         self.refresh_all().await;
-        self.known_place(kind, name)
+        match (self.known_place(kind, name), self.unknown()) {
+            (None, Some(problem)) => Err(problem),
+            (place, _) => Ok(place),
+        }
+    }
+
+    /// As [`Self::place`]; what nobody has is for this worker to speak of.
+    async fn place_or_main(self: &Arc<Self>, kind: Kind, name: &str) -> Result<Place, Problem> {
+        self.place(kind, name).await.map(|place| place.unwrap_or(Place::Main))
+    }
+
+    /// A cell that may have anything.
+    fn unknown(&self) -> Option<Problem> {
+        let known = self.known();
+        let (cell, unknown) = known.iter().find(|(_, known)| known.is_unknown())?;
+        let why = unknown.silent.as_deref().unwrap_or("it was not asked yet");
+        let detail = format!("worker {cell} has not said yet what it has, and may have this: {why}");
+        let advice = "give the command again when it answers (\"millrace status\" says who does); if it does not, end its \
+                      process, and its keeper starts another (docs/isolation.md), or restart the daemon";
+        Some(Problem::of_cell("worker-silent", detail, Some(advice.to_owned())))
     }
 
     /// Has a cell run, and waits until it answers.
-    async fn start(&self, cell: &Name) -> Result<(), Problem> {
+    async fn start(&self, cell: &Name, limit: Duration) -> Result<(), Problem> {
         let failed = |why: String| {
             let detail = format!("worker {cell} does not start, or does not answer: {why}");
             Problem::of_cell("worker-failed", detail, Some("the log says more".to_owned()))
         };
-        self.known().entry(cell.clone()).or_default();
+        self.known().entry(cell.clone()).or_insert_with(Known::nothing);
         self.keeper.start_cell(cell.as_str()).map_err(|error| failed(error.to_string()))?;
-        let deadline = Instant::now() + START_LIMIT;
+        let deadline = Instant::now() + limit;
         loop {
             match self.list(cell).await {
                 Ok(known) => {
@@ -308,6 +397,7 @@ impl Cells {
             let known = self.known();
             // One that does not answer keeps what it has: nobody waits for it to let go.
             let cell = known.get(cell).filter(|known| known.silent.is_none() && known.devices.is_empty());
+            let cell = cell.filter(|known| known.coming.names.is_empty());
             cell.map(|known| known.volumes.keys().cloned().collect()).unwrap_or_default()
         };
         for volume in left {
@@ -382,6 +472,10 @@ impl Cells {
         let held = place.as_ref();
         let mut records = self.step(from, Step::Look { volume: volume.to_owned() }, held).await?;
         let volumes: Vec<Name> = records.iter().map(|record| record.spec.name.clone()).collect();
+        // It would be made once more where it was.
+        if let Some((cell, _)) = volumes.iter().find_map(|name| self.maker(Kind::Volumes, name.as_str())) {
+            return Err(being_made(&cell, volume));
+        }
         let was_open = !self.has_failed(volume, from).await;
         self.step(to, Step::Receive { records: records.clone() }, held).await?;
         let closed = match self.step(from, Step::release_looked(&records, CHANGE_LIMIT), held).await {
@@ -458,7 +552,9 @@ impl Cells {
 /// The cell that has something of this name. Of two that have a volume, it is on its way to the one that waits.
 fn cell_with<'a>(known: &'a BTreeMap<Name, Known>, kind: Kind, name: &str) -> Option<&'a Name> {
     let found = known.iter().filter_map(|(cell, known)| Some((cell, Found::of(known.of(kind).get(name)?))));
-    found.min_by_key(|(_, found)| *found == Found::Waits).map(|(cell, _)| cell)
+    let said = found.min_by_key(|(_, found)| *found == Found::Waits).map(|(cell, _)| cell);
+    let has_unsaid = |known: &Known| known.unsaid(kind).any(|unsaid| unsaid == name);
+    said.or_else(|| known.iter().find(|(_, known)| has_unsaid(known)).map(|(cell, _)| cell))
 }
 
 /// The place that a move has in this worker.
@@ -478,6 +574,14 @@ impl From<StepError> for Problem {
             StepError::Refused(problem) | StepError::Unheard(problem) => problem,
         }
     }
+}
+
+/// Whose a name is, is seen when a cell has made what is declared for it.
+fn being_made(cell: &Name, name: &str) -> Problem {
+    let detail = format!("worker {cell} is making what the configuration file declares for it, {name} among it");
+    let advice = "give the command again when it has (\"millrace status\" says whether); if it does not come to its end, end its \
+                  process, and its keeper starts another (docs/isolation.md)";
+    Problem::of_cell("worker-silent", detail, Some(advice.to_owned()))
 }
 
 /// This worker's own step has not come to its end.

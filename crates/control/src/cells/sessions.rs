@@ -76,9 +76,10 @@ impl Known {
         self.devices.values().filter_map(of).collect()
     }
 
-    /// What a cell says now takes the place of what it said before. What it is about to have stays.
+    /// What a cell says now takes the place of what it said before. What it is about to have stays, and what it was left without.
     pub(super) fn replace(&mut self, now: Self) {
         let before = std::mem::replace(self, now);
+        (self.coming, self.left_out) = (before.coming, before.left_out);
         for (name, view) in before.devices.into_iter().filter(|(_, view)| is_reserved(view)) {
             self.devices.entry(name).or_insert(view);
         }
@@ -99,7 +100,8 @@ impl Cells {
 
     /// What cells have, for who is asked about applications here.
     pub(crate) fn others(&self) -> Others {
-        let volumes = self.known().values().flat_map(|known| known.volumes.keys().cloned()).collect();
+        let named = |known: &Known| known.volumes.keys().chain(known.unsaid(Kind::Volumes)).cloned().collect::<Vec<_>>();
+        let volumes = self.known().values().flat_map(named).collect();
         let mut held_back = BTreeMap::new();
         for (uid, count) in self.known().values().flat_map(Known::held_back) {
             *held_back.entry(uid).or_insert(0) += count;
@@ -180,7 +182,7 @@ impl Cells {
     ) -> Result<Option<(Name, UnixStream)>, Problem> {
         let deadline = Instant::now() + SESSION_LIMIT;
         loop {
-            let Some(Place::Cell(cell)) = self.place(Kind::Volumes, &spec.volume).await else { return Ok(None) };
+            let Some(Place::Cell(cell)) = self.place(Kind::Volumes, &spec.volume).await? else { return Ok(None) };
             let Some(granted) = self.admit(&cell, asker, spec).await? else { continue };
             let error = match self.make_session(&cell, &granted).await {
                 Ok(stream) => {
@@ -337,11 +339,25 @@ impl Cells {
         is_over
     }
 
-    /// Those of the worker before this one are looked after, too.
+    /// Those of the worker before this one are looked after, too. What a cell has that does not answer is seen when it does.
     pub(super) fn watch_all(self: &Arc<Self>) {
         for cell in self.names() {
-            if self.has_sessions(&cell) {
+            if self.has_sessions(&cell) || self.is_silent(&cell) {
                 self.watch(cell);
+            }
+        }
+    }
+
+    /// What is said of users has changed: ends what they may not have any more, now or as soon as a cell answers.
+    pub(super) async fn end_all_forbidden(self: &Arc<Self>) {
+        for cell in self.names() {
+            if self.is_silent(&cell) {
+                if self.known().get(&cell).is_some_and(|known| !known.is_heard || known.has_sessions()) {
+                    tracing::warn!(worker = %cell, "sessions there that their users may not have any more end when the worker answers");
+                }
+                self.watch(cell);
+            } else {
+                self.end_forbidden(&cell).await;
             }
         }
     }
@@ -357,7 +373,52 @@ impl Cells {
 
 #[cfg(test)]
 mod tests {
+    use axum::{
+        Json,
+        response::{IntoResponse, Response},
+    };
+    use tokio::{sync::mpsc::unbounded_channel, time::timeout};
+
     use super::*;
+    use crate::{
+        cells::{
+            Arranged,
+            front::tests::{Rig, nothing},
+        },
+        manager::tests::PATIENCE,
+    };
+
+    /// A user whom nothing is said of.
+    const STRANGER: u32 = 4_000_000_000;
+
+    /// A user is shut out while a cell does not answer that has a session of his.
+    #[tokio::test]
+    async fn what_a_silent_cell_has_ends_when_it_answers() {
+        let x: Name = "x".parse().unwrap();
+        for by_command in [false, true] {
+            let rig = Rig::of(&Arranged::of([x.clone()].into()), 0);
+            rig.cells.refresh_all().await;
+            if by_command {
+                rig.cells.end_all_forbidden().await;
+            } else {
+                rig.cells.watch_all();
+            }
+            let (tell, mut told) = unbounded_channel();
+            rig.cell("x", move |method, path| -> Response {
+                if *method == Method::DELETE {
+                    let _ = tell.send(path.to_owned());
+                    return StatusCode::NO_CONTENT.into_response();
+                }
+                if path != Kind::Devices.path() {
+                    return nothing();
+                }
+                let shows = json!([{ "volume": "v", "read_only": false }]);
+                Json(json!([{ "name": "s", "session_of_uid": STRANGER, "namespaces": shows }])).into_response()
+            });
+            let ended = timeout(PATIENCE, told.recv()).await.expect("the session's end");
+            assert_eq!(ended.as_deref(), Some("/v1/devices/s"));
+        }
+    }
 
     #[test]
     fn who_comes_while_a_volume_is_on_its_way_is_not_turned_away() {

@@ -19,7 +19,7 @@ use serde::de::IgnoredAny;
 use tokio::{sync::oneshot::error::TryRecvError, time::timeout};
 use uuid::Uuid;
 
-use super::{CHANGE_LIMIT, Cells, LIST_LIMIT, LOOK, client::CellError, door, front::Call};
+use super::{CHANGE_LIMIT, Cells, Known, LIST_LIMIT, LOOK, client::CellError, door, front::Call};
 use crate::{
     Name,
     api::{Problem, upgrading},
@@ -57,15 +57,43 @@ impl Cells {
                 Ok(()) => cells.manager.begin_upgrade(&spec, id).map_err(|error| error.to_string()),
                 Err(why) => Err(why),
             };
-            if let Err(why) = result {
-                cells.call_off().await;
-                cells.manager.fail_upgrade(id, why);
+            match result {
+                // A cell that began now would be the old binary's, and a move would be cut off.
+                // So who waits for a turn is told, as long as there is somebody to tell it.
+                Ok(()) => {
+                    cells.exchanged.send_replace(true);
+                    cells.until_upgraded(CHANGE_LIMIT).await;
+                    cells.exchanged.send_replace(false);
+                }
+                Err(why) => {
+                    cells.call_off().await;
+                    cells.manager.fail_upgrade(id, why);
+                }
             }
         });
         (StatusCode::ACCEPTED, Json(view)).into_response()
     }
 
-    async fn upgrade_all(&self, spec: &UpgradeSpec) -> Result<(), String> {
+    /// Waits until this worker's own upgrade is over, which in the good case is its end.
+    async fn until_upgraded(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        while Instant::now() < deadline && self.is_upgrading() {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    fn is_upgrading(&self) -> bool {
+        self.manager.last_upgrade().is_ok_and(|view| view.state == UpgradeState::Running)
+    }
+
+    pub(super) async fn upgrade_all(&self, spec: &UpgradeSpec) -> Result<(), String> {
+        let is_making = |(_, known): &(&Name, &Known)| !known.coming.names.is_empty();
+        let making = self.known().iter().find(is_making).map(|(cell, _)| cell.clone());
+        if let Some(cell) = making {
+            // Nobody asks another worker for the rest.
+            let why = "is making what the configuration file declares for it; try again when it has, or end its process";
+            return Err(format!("worker {cell} {why} (docs/isolation.md)"));
+        }
         let spec = UpgradeSpec { trial_seconds: Some(CELL_TRIAL_SECONDS), ..spec.clone() };
         let body = serde_json::to_vec(&spec).map_err(|error| error.to_string())?;
         for cell in self.names() {
@@ -154,7 +182,7 @@ impl Cells {
     async fn settle_late(self: Arc<Self>, mut untold: Vec<Name>) {
         while !untold.is_empty() {
             tokio::time::sleep(AGAIN).await;
-            if self.manager.last_upgrade().is_ok_and(|view| view.state == UpgradeState::Running) {
+            if self.is_upgrading() {
                 // What they may be on now is another trial.
                 continue;
             }

@@ -49,6 +49,7 @@ pub(super) fn of_graph(error: &GraphError) -> Class {
     match error {
         GraphError::Leaf { source: LeafError::Volume(error), .. } => of_volume(error),
         GraphError::Service { source, .. } => of_service(source),
+        GraphError::WayBack { .. } => Class::Failed,
         GraphError::Leaf { source: LeafError::Refused(_), .. } | GraphError::Twice { .. } => Class::Invalid,
     }
 }

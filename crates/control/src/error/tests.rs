@@ -69,6 +69,10 @@ fn the_class_says_whose_failure_it_is() {
         (ControlError::Volume(VolumeError::InUse { volume: "v".to_owned(), path: "/srv/v.img".into() }), Class::Conflict),
         (graph(leaf(Errno::IO)), Class::Failed),
         (graph(leaf(Errno::NOENT)), Class::Invalid),
+        (
+            graph(GraphError::WayBack { change: Box::new(leaf(Errno::NOENT)), back: Box::new(leaf(Errno::IO)) }),
+            Class::Failed,
+        ),
         (service(ServiceError::Legs("the legs differ".to_owned())), Class::Invalid),
         (service(ServiceError::NotNow("it is being scrubbed".to_owned())), Class::Conflict),
         (service(ServiceError::Volume(io(Errno::NOSPC))), Class::NoRoom),

@@ -464,10 +464,10 @@ impl Inner {
         let from = self.idle_volume(source.as_str())?;
         let to = self.idle_volume(target.as_str())?;
         let (from, to) = (&from.record, &to.record);
-        if source == target
-            || self.is_over(target.as_str(), source.as_str())
-            || self.is_over(source.as_str(), target.as_str())
-        {
+        if source == target {
+            return wrong("it is the source, too: choose another target".to_owned());
+        }
+        if self.is_over(target.as_str(), source.as_str()) || self.is_over(source.as_str(), target.as_str()) {
             return wrong(format!("it and volume {source} share their blocks: choose another target"));
         }
         if to.spec.read_only {

@@ -25,7 +25,7 @@ use millrace_services::{
     Health, Leaf, MAX_DEPTH, Node, Reason, Service, Settings, SharedObjects, Status,
     background::{OnShards, Spawner},
     find,
-    graph::{Graph, GraphError, LeafError, LeafRequest, Leaves, Plan, Stored, Tree},
+    graph::{Graph, GraphError, LeafError, LeafRequest, Leaves, Plan, Stored, Tree, told_apart},
     meter::{self, Meters},
 };
 use serde::{Deserialize, Serialize};
@@ -51,6 +51,9 @@ pub(super) use exchange::Watched;
 /// often is looked.
 const FILE_PATIENCE_ALONE: Duration = Duration::from_secs(3);
 const FILE_LOOK: Duration = Duration::from_millis(1);
+/// How long the kernel may keep a file or device that was closed: a thread of its own that worked on a request has it for a moment after the
+/// request's completion was seen.
+const FILE_LET_GO: Duration = Duration::from_millis(100);
 
 /// A stack that a volume had, or was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -141,6 +144,17 @@ struct Opener<'a> {
     opened: RefCell<BTreeMap<PathBuf, FileIdentity>>,
 }
 
+/// How long a volume's file is waited for that somebody else has; `kept`, if anything, as the dead worker's keeper says, and `most` where it is
+/// a stored volume's.
+fn file_patience(stored: bool, kept: Option<Duration>, most: Duration) -> Duration {
+    if !stored {
+        return FILE_LET_GO;
+    }
+    // After a worker's death its file stays locked until the kernel has finished its requests: nothing may be done to the file
+    // before, or what the dead one wrote could come after what its successor writes.
+    kept.unwrap_or_default().max(FILE_PATIENCE_ALONE).min(most)
+}
+
 impl Opener<'_> {
     fn backend(&self, request: &LeafRequest<'_>, spec: &BackendSpec) -> Result<Arc<dyn Blocks>, VolumeError> {
         let LeafRequest { name, size, block_size, .. } = request;
@@ -157,13 +171,8 @@ impl Opener<'_> {
         };
         let options =
             FileOptions { path: path.clone(), size: *size, block_size: *block_size, read_only: self.spec.read_only };
-        // After a worker's death its file stays locked until the kernel has finished its requests: nothing may be done to the file
-        // before, or what the dead one wrote could come after what its successor writes.
-        let patience = match (&self.stored, self.kept.as_ref().and_then(|kept| kept.patience(self.began))) {
-            (None, _) => Duration::ZERO,
-            (Some(_), patience) => patience.unwrap_or_default().max(FILE_PATIENCE_ALONE).min(self.patience),
-        };
-        let deadline = Instant::now() + patience;
+        let kept = self.kept.as_ref().and_then(|kept| kept.patience(self.began));
+        let deadline = Instant::now() + file_patience(self.stored.is_some(), kept, self.patience);
         loop {
             match FileVolume::open(name, &options) {
                 Err(VolumeError::InUse { .. }) if Instant::now() < deadline => thread::sleep(FILE_LOOK),
@@ -477,8 +486,12 @@ impl Manager {
     /// Changes a volume's size or its stack.
     pub fn change_volume(&self, name: &str, change: &VolumeChange) -> Result<VolumeView, ControlError> {
         match (&change.size, &change.stack) {
-            (Some(size), None) if !change.reformat && change.from.is_none() => self.resize_volume(name, *size),
-            (None, Some(stack)) => self.change_stack_from(name, change.from.as_ref(), stack, change.reformat),
+            (Some(size), None) if !change.reformat && change.from.is_none() => {
+                self.resize_volume(name, *size, change.shrink)
+            }
+            (None, Some(stack)) if !change.shrink => {
+                self.change_stack_from(name, change.from.as_ref(), stack, change.reformat)
+            }
             _ => {
                 let inner = self.peek();
                 let name = &inner.volume(name)?.record.spec.name;
@@ -504,7 +517,7 @@ impl Manager {
             }
             let services = volume.graph.as_ref().map(|live| live.graph.services(&command.service)).unwrap_or_default();
             let [(_, service)] = &services[..] else {
-                let place = |(node, _): &(String, _)| node.split(" (").next().unwrap_or_default().to_owned();
+                let place = |(node, _): &(String, _)| told_apart(node.split(" (").next().unwrap_or_default()).to_owned();
                 let places: Vec<_> = services.iter().map(place).collect();
                 let why = match &places[..] {
                     [] => format!("it has no service {}; {}", command.service, commanded(&volume.record.spec.stack)),
@@ -535,8 +548,8 @@ fn commanded(stack: &Node) -> String {
     fn collect<'a>(node: &'a Node, place: &str, into: &mut Vec<(&'a str, Vec<String>)>) {
         let Node::Service(node) = node else { return };
         match into.iter_mut().find(|(name, _)| *name == node.service) {
-            Some((_, places)) => places.push(place.to_owned()),
-            None => into.push((node.service.as_str(), vec![place.to_owned()])),
+            Some((_, places)) => places.push(told_apart(place).to_owned()),
+            None => into.push((node.service.as_str(), vec![told_apart(place).to_owned()])),
         }
         for (at, leg) in node.legs.iter().enumerate() {
             collect(leg, &format!("{place}.{at}"), into);
@@ -679,8 +692,8 @@ impl Manager {
 /// several of its kind it is named with its place, as everywhere.
 pub(super) fn unwell(tree: &Tree) -> Option<(Health, String)> {
     let (health, node, place) = first_unwell(tree, &tree.node)?;
-    let is_told_apart = place != node && tree.count(node) > 1;
-    Some((health, if is_told_apart { format!("{place} ({node})") } else { node.to_owned() }))
+    let is_one_of_many = tree.count(node) > 1;
+    Some((health, if is_one_of_many { format!("{} ({node})", told_apart(&place)) } else { node.to_owned() }))
 }
 
 /// The same, the name and the place by themselves.
@@ -703,4 +716,19 @@ fn first_unwell<'a>(tree: &'a Tree, place: &str) -> Option<(Health, &'a str, Str
 
 fn outlives_legs(service: &str) -> bool {
     ["mirror", "parity"].contains(&service)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_waited_for_as_long_as_its_volume_may_be() {
+        assert_eq!(file_patience(false, None, Duration::MAX), FILE_LET_GO, "it may just have been closed");
+        let kept = Duration::from_secs(10);
+        assert_eq!(file_patience(true, Some(kept), Duration::MAX), kept);
+        assert_eq!(file_patience(true, None, Duration::MAX), FILE_PATIENCE_ALONE);
+        // All guests wait for the start, and have waited long enough.
+        assert_eq!(file_patience(true, Some(kept), Duration::ZERO), Duration::ZERO);
+    }
 }

@@ -6,7 +6,7 @@ use std::{cell::Cell, io, os::fd::BorrowedFd, sync::Arc, time::Duration};
 use millrace_backends::MemoryVolume;
 use millrace_block::{BlockSize, Volume as Blocks, VolumeError};
 use millrace_keeper::{Key, Kind, Link, LinkError, Predecessor};
-use millrace_services::{Leaf, Node, graph::Graph};
+use millrace_services::{Node, graph::Graph};
 use uuid::Uuid;
 
 use crate::{daemon::monotonic_micros, store::VolumeRecord};
@@ -16,13 +16,9 @@ const FILES: u32 = 64;
 /// How long the requests of a dead worker may keep a file.
 const FILE_PATIENCE: Duration = Duration::from_secs(60);
 
-fn is_in_memory(leaf: &Leaf) -> bool {
-    leaf.spec == "memory"
-}
-
 /// Leaves of a stack that are in memory.
 pub(super) fn in_memory(stack: &Node) -> usize {
-    stack.leaves().into_iter().filter(|leaf| is_in_memory(leaf)).count()
+    stack.leaves().into_iter().filter(|leaf| leaf.is_memory()).count()
 }
 
 /// A file of a leaf.
@@ -126,7 +122,7 @@ impl KeptLeaves {
     pub(super) fn renumber(&self, before: &Graph, record: &mut VolumeRecord, numbers: &[u32], after: &Graph) {
         let place = |volume: &Arc<dyn Blocks>| Arc::as_ptr(volume).cast::<()>();
         let in_memory = |graph: &Graph| {
-            let leaves = graph.leaves().into_iter().filter(|(leaf, _)| is_in_memory(leaf));
+            let leaves = graph.leaves().into_iter().filter(|(leaf, _)| leaf.is_memory());
             leaves.map(|(_, volume)| place(&volume)).collect::<Vec<_>>()
         };
         let had: Vec<_> = in_memory(before).into_iter().zip(numbers.iter().copied()).collect();

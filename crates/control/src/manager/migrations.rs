@@ -15,7 +15,7 @@
 use std::{fmt, thread, time::Duration};
 
 use millrace_services::{
-    Leaf, Node,
+    Node,
     migrate::{
         self, Progress,
         stacks::{self, Stays},
@@ -249,7 +249,7 @@ impl Inner {
 /// The leaves in memory from left to right: whether each goes when a migration is given up.
 fn in_memory(stack: &Node, goes: bool) -> Vec<bool> {
     match stack {
-        Node::Leaf(Leaf { spec, .. }) if spec == "memory" => vec![goes],
+        Node::Leaf(leaf) if leaf.is_memory() => vec![goes],
         Node::Leaf(_) => Vec::new(),
         Node::Service(node) => {
             let moves = node.service == migrate::SERVICE;

@@ -92,10 +92,7 @@ impl Manager {
         // Applications outlive a worker that dies, not a daemon that was stopped.
         let go_on = self.settings.keeper.as_ref().is_some_and(|keeper| keeper.predecessor().is_some());
         let (over, devices): (Vec<_>, Vec<_>) = devices.into_iter().partition(|device| device.session.is_some() && !go_on);
-        if !over.is_empty() {
-            let remove_devices = over.iter().map(|device| &device.spec.name).collect();
-            self.store.apply(&Changes { remove_devices, ..Changes::default() })?;
-        }
+        self.forget_over(&over)?;
         self.restore_apps(&mut inner, go_on)?;
         // Guests first: what programs have mapped takes no room from them.
         let (sessions, guests): (Vec<_>, Vec<_>) = devices.into_iter().partition(|device| device.session.is_some());

@@ -2,8 +2,9 @@
 
 use std::{
     collections::BTreeMap,
-    os::unix::net::UnixStream,
-    path::PathBuf,
+    fs, io,
+    os::unix::{fs::FileTypeExt, net::UnixStream},
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -14,7 +15,7 @@ use crate::{
     Name,
     error::ControlError,
     model::{AttachSpec, DeviceKind, DeviceSpec, GroupCaps, NvmeSpec},
-    store::{Changes, SessionRecord},
+    store::{Changes, DeviceRecord, SessionRecord, StoreError},
 };
 
 /// Sessions that one user may have at a time, unless another number is said.
@@ -173,6 +174,22 @@ impl Manager {
         Ok(())
     }
 
+    /// Forgets the sessions of a daemon before this one. One that was killed has left their sockets, too, and who gets such a name next may
+    /// be long in coming.
+    pub(super) fn forget_over(&self, over: &[DeviceRecord]) -> Result<(), StoreError> {
+        if over.is_empty() {
+            return Ok(());
+        }
+        for record in over {
+            let socket = self.socket(&record.spec);
+            if let Err(error) = remove_socket(&socket) {
+                tracing::warn!(socket = %socket.display(), %error, "the socket of a session that is over stays behind");
+            }
+        }
+        let remove_devices = over.iter().map(|device| &device.spec.name).collect();
+        self.store.apply(&Changes { remove_devices, ..Changes::default() })
+    }
+
     /// Deletes the devices of applications that are gone, and those that have failed: where a guest's kernel has a timeout after which it
     /// resets its controller, a program would wait for ever.
     pub(super) fn end_sessions(&self) {
@@ -199,6 +216,15 @@ impl Manager {
                 inner.forget_session(self, &name);
             }
         }
+    }
+}
+
+/// Removes a socket, if one is there. Nobody hears it: the run directory is this daemon's alone.
+fn remove_socket(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => fs::remove_file(path),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

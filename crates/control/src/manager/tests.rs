@@ -308,8 +308,8 @@ fn a_store_that_fails_undoes_every_change() {
     failed(rig.create_volume(&rig.file_volume("h", "64K")).map(drop));
     assert_eq!(fs::read(rig.path("h.img")).unwrap(), [7; 4096], "a file that was lengthened for it is as before");
     failed(rig.delete_volume("m"));
-    failed(rig.resize_volume("f", size("128K")).map(drop));
-    failed(rig.resize_volume("f", size("32K")).map(drop));
+    failed(rig.resize_volume("f", size("128K"), false).map(drop));
+    failed(rig.resize_volume("f", size("32K"), true).map(drop));
     assert_eq!(fs::metadata(rig.path("f.img")).unwrap().len(), 64 << 10);
     failed(rig.create_device(&device("e", "{}")).map(drop));
     assert!(!rig.path("e.sock").exists());
@@ -520,7 +520,7 @@ fn a_volume_that_a_hanging_shard_shows_is_resized_and_the_guest_learns_of_it() {
     rig.attach("stuck", &attach("v", None)).unwrap();
     let release = hang(&rig, STUCK);
     let (manager, (tell, told)) = (rig.manager.clone().unwrap(), sync_channel(1));
-    thread::spawn(move || tell.send(manager.resize_volume("v", size("2M")).map(|view| view.size)).unwrap());
+    thread::spawn(move || tell.send(manager.resize_volume("v", size("2M"), false).map(|view| view.size)).unwrap());
     let resized = told.recv_timeout(PATIENCE).expect("the volume's size");
     assert_eq!(resized.ok(), Some(size("2M")));
     drop(release);
@@ -677,7 +677,7 @@ fn what_was_changed_since_it_was_looked_at_does_not_go() {
     rig.create_volume(&rig.file_volume("v", "64K")).unwrap();
     let first = rig.step(&look).unwrap();
     other.step(&Step::Receive { records: first.clone() }).unwrap();
-    rig.resize_volume("v", size("128K")).unwrap();
+    rig.resize_volume("v", size("128K"), false).unwrap();
     let refused = rig.step(&Step::release_looked(&first, limit)).unwrap_err().to_string();
     assert!(refused.contains("changed meanwhile"), "{refused}");
     assert_eq!(rig.volume("v").unwrap().state, State::Ready);
@@ -711,7 +711,7 @@ fn read_only_volumes_share_a_file_and_keep_their_size() {
     }
     let writer = rig.create_volume(&rig.file_volume("f", "8K")).unwrap_err();
     assert!(matches!(writer, ControlError::FileTaken { .. }), "{writer}");
-    assert!(matches!(rig.resize_volume("a", size("4K")), Err(ControlError::ReadOnly { .. })));
+    assert!(matches!(rig.resize_volume("a", size("4K"), false), Err(ControlError::ReadOnly { .. })));
     rig.create_device(&device("d", "{}")).unwrap();
     assert!(rig.attach("d", &attach("a", None)).unwrap().read_only);
 }

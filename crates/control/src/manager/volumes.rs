@@ -186,9 +186,9 @@ impl Manager {
         Ok(VolumeView { warning, ..inner.volume_view(spec.name.as_str())? })
     }
 
-    /// Grows or shrinks a volume, and tells the guests that see it.
-    pub fn resize_volume(&self, name: &str, size: Size) -> Result<VolumeView, ControlError> {
-        let resizing = self.begin_resize(name, size)?;
+    /// Grows a volume, or shrinks it if that is meant (`shrink`), and tells the guests that see it.
+    pub fn resize_volume(&self, name: &str, size: Size, shrink: bool) -> Result<VolumeView, ControlError> {
+        let resizing = self.begin_resize(name, size, shrink)?;
         // The lock is free: what a volume grows by may have to be written. What is stored changes on the way ([`shapes`](super::shapes)).
         let done = resizing.namespace.resize(resizing.blocks);
         self.reach_users(name);
@@ -203,7 +203,7 @@ impl Manager {
     }
 
     /// Marks a volume: nobody else changes it, nor what it is made of, nor what is made of it.
-    fn begin_resize(&self, name: &str, size: Size) -> Result<Resizing<'_>, ControlError> {
+    fn begin_resize(&self, name: &str, size: Size, shrink: bool) -> Result<Resizing<'_>, ControlError> {
         let mut inner = self.lock()?;
         let volume = inner.idle_volume(name)?;
         inner.check_resizable(volume)?;
@@ -211,7 +211,7 @@ impl Manager {
         inner.check_below_idle(name)?;
         inner.check_disk_idle(name)?;
         let namespace = Arc::clone(volume.live()?);
-        let blocks = wanted_blocks(volume, &namespace, size)?;
+        let blocks = wanted_blocks(volume, &namespace, size, shrink)?;
         inner.check_first_sizes(volume, size.0)?;
         let name = volume.record.spec.name.clone();
         self.settle_sizes(&inner, name.as_str());
@@ -461,8 +461,8 @@ pub(crate) fn twin_name(old: &str, uuid: Uuid) -> String {
     format!("{old:.51}-{:.12}", uuid.simple().to_string())
 }
 
-/// The number of blocks of a size asked for.
-fn wanted_blocks(volume: &Volume, namespace: &Namespace, size: Size) -> Result<BlockCount, ControlError> {
+/// The number of blocks of a size asked for; one that loses data must be meant. What exists is locked: the size of now is that of then.
+fn wanted_blocks(volume: &Volume, namespace: &Namespace, size: Size, shrink: bool) -> Result<BlockCount, ControlError> {
     let name = volume.record.spec.name.clone();
     let geometry = namespace.volume.geometry();
     let block = u64::from(geometry.block_size.bytes());
@@ -474,6 +474,10 @@ fn wanted_blocks(volume: &Volume, namespace: &Namespace, size: Size) -> Result<B
     }
     if !size.0.is_multiple_of(block) {
         return Err(ControlError::BadSize { name, size, why: "it is not a multiple of the block size" });
+    }
+    let has = Size(geometry.bytes());
+    if size < has && !shrink {
+        return Err(ControlError::WouldShrink { name, has, size });
     }
     Ok(BlockCount(size.0 / block))
 }

@@ -1,8 +1,8 @@
 //! What is told when a volume is made: what its definition does not say, and its owner may not have meant.
 
-use std::{fs::Metadata, os::unix::fs::PermissionsExt, path::Path};
+use std::{fs::Metadata, path::Path};
 
-use millrace_services::Node;
+use millrace_services::{Node, is_key_open_to_all};
 
 use super::images;
 use crate::{Size, model::VolumeSpec};
@@ -45,7 +45,7 @@ fn longer_files(spec: &VolumeSpec) -> Vec<String> {
 fn forgotten_cache(node: &Node) -> Option<String> {
     let is_back = node.word() == "cache" && node.settings().text("mode") == Some("back");
     let [fast, slow] = node.legs() else { return None };
-    let is_in_memory = |leg: &Node| leg.leaves().iter().all(|leaf| leaf.spec == "memory");
+    let is_in_memory = |leg: &Node| leg.leaves().iter().all(|leaf| leaf.is_memory());
     (is_back && is_in_memory(fast) && !is_in_memory(slow)).then(|| {
         "the cache's fast leg is in memory: what is not written back is lost when the daemon stops, and the volume does not open again; \
          take a file or a disk for it"
@@ -56,8 +56,8 @@ fn forgotten_cache(node: &Node) -> Option<String> {
 /// A key that others than the daemon's user and group can read.
 fn open_key(node: &Node) -> Option<String> {
     let path = Path::new(node.settings().text("key")?.strip_prefix("file:")?);
-    let mode = path.metadata().ok().filter(Metadata::is_file)?.permissions().mode();
-    (mode & 0o007 != 0).then(|| {
+    let file = path.metadata().ok().filter(Metadata::is_file)?;
+    is_key_open_to_all(&file).then(|| {
         let path = path.display();
         format!(
             "everybody on this machine can reach the key file {path}: chmod 600 it; if somebody may have read it, take another key \
@@ -68,7 +68,10 @@ fn open_key(node: &Node) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, File, Permissions};
+    use std::{
+        fs::{self, File, Permissions},
+        os::unix::fs::PermissionsExt,
+    };
 
     use super::*;
     use crate::model::LogicalBlock;

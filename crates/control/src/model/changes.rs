@@ -10,10 +10,13 @@ use crate::Size;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeChange {
-    /// Its new size. What lies beyond a smaller size is lost.
+    /// Its new size. A smaller one, beyond which all is lost, needs "shrink".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub size: Option<Size>,
+    /// The new size may be smaller than that of now: what lies beyond it is lost. Without it that is refused: 409, "would-shrink".
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shrink: bool,
     /// Its new stack, put in place of the old one while guests go on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -33,7 +36,8 @@ impl VolumeChange {
         match (&self.size, &self.stack) {
             (None, None) => "a change says its new size, or its new stack",
             (Some(_), Some(_)) => "a change is of its size, or of its stack: ask for the one and then for the other",
-            _ => "\"reformat\" and \"from\" are of a change of its stack",
+            (Some(_), None) => "\"reformat\" and \"from\" are of a change of its stack",
+            (None, Some(_)) => "\"shrink\" is of a change of its size",
         }
     }
 }

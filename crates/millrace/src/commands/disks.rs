@@ -2,7 +2,7 @@
 
 use millrace_control::{VolumeSpec, VolumeView};
 
-use super::{Done, client, show, state, volume};
+use super::{Done, client, reason, show, state, volume};
 use crate::{
     cli::{DiskCommand, DiskCreate, Global, VolumeCommand},
     client::segment,
@@ -23,7 +23,8 @@ pub(crate) fn disk(global: &Global, command: DiskCommand) -> Done {
             volume(global, VolumeCommand::Show { name, history: false })
         }
         DiskCommand::Resize(resize) => {
-            check_disk(global, &resize.name, &format!("resize {} {}", resize.name, resize.size()))?;
+            let shrink = if resize.shrink { " --shrink" } else { "" };
+            check_disk(global, &resize.name, &format!("resize {} {}{shrink}", resize.name, resize.size()))?;
             volume(global, VolumeCommand::Resize(resize))
         }
         DiskCommand::Release { name, volume: given_up } => {
@@ -59,7 +60,7 @@ fn make(global: &Global, create: &DiskCreate) -> Done {
     })
 }
 
-fn table(views: &[VolumeView]) -> String {
+pub(super) fn table(views: &[VolumeView]) -> String {
     let mut table = Table::new(&["NAME", "SIZE", "FREE", "VOLUMES", "STACK", "STATE"]);
     for view in views {
         let facts = view.tree.status.as_ref().map(|status| &status.facts[..]).unwrap_or_default();
@@ -70,7 +71,7 @@ fn table(views: &[VolumeView]) -> String {
             free.to_owned(),
             facts.iter().filter(|(name, _)| name.starts_with("volume ")).count().to_string(),
             view.stack.to_string(),
-            state(view.state, view.reason.as_ref()),
+            state(view.state, reason(view).as_ref()),
         ]);
     }
     table.render()

@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, error::Error};
 
 use millrace_control::{CHANGED_MEANWHILE, HistoryEntry, Size, VolumeChange, VolumeView};
-use millrace_services::{Health, Kind, Node, Settings, Status, graph::Tree};
+use millrace_services::{
+    Health, Kind, Node, Settings, Status,
+    graph::{Tree, told_apart},
+};
 use serde_json::json;
 
 use super::{Done, show};
@@ -47,7 +50,8 @@ fn edit(
     same: impl Fn(&Node, &Node) -> bool,
 ) -> Changed {
     let try_from = |from: &Node| -> Changed {
-        let change = VolumeChange { stack: Some(make(from)?), from: Some(from.clone()), reformat, size: None };
+        let (stack, from) = (Some(make(from)?), Some(from.clone()));
+        let change = VolumeChange { stack, from, reformat, ..VolumeChange::default() };
         Ok(client.patch(&path(name), &change)?)
     };
     let read = present(client, name)?;
@@ -80,11 +84,7 @@ pub(super) fn insert(client: &Client, name: &str, service: &str) -> Changed {
 
 /// Takes a service out.
 pub(super) fn remove(client: &Client, name: &str, service: &str) -> Changed {
-    let make = |from: &Node| -> Edited {
-        let advice = "give the stack you want by \"volume change\"";
-        let none = || format!("volume {name}: {from} has no {service} that shows one of its legs as it is; {advice}");
-        Ok(without(from, service).ok_or_else(none)?)
-    };
+    let make = |from: &Node| -> Edited { Ok(without(from, service).ok_or_else(|| stays(name, from, service))?) };
     // The one that was meant, not another of its kind.
     let same = |read: &Node, now: &Node| {
         let there = settings(read, service);
@@ -98,6 +98,15 @@ fn words(node: &Node) -> Vec<&str> {
     let Node::Service(service) = node else { return Vec::new() };
     let below = service.legs.iter().flat_map(words);
     std::iter::once(service.service.as_str()).chain(below).collect()
+}
+
+/// Why a service does not come out of a stack, and what to do.
+fn stays(name: &str, from: &Node, service: &str) -> String {
+    if settings(from, service).is_empty() {
+        return format!("volume {name}: {from} has no {service}; \"millrace volume show {name}\" shows what it has");
+    }
+    let advice = format!("move the data to the stack you want: \"millrace volume migrate {name} --to STACK\"");
+    format!("volume {name}: no leg of {service} in {from} shows the data as they are; {advice}")
 }
 
 /// How the services of one kind are set.
@@ -225,8 +234,8 @@ fn draw(root: &Tree, (node, place): (&Tree, &str), (first, rest): (&str, &str), 
     let size = if node.size == 0 { String::new() } else { format!("  {}", Size(node.size).approximate()) };
     let health = node.status.as_ref().map(|status| status.health).filter(|health| *health != Health::Good);
     let health = health.map(|health| format!("  {}", health.to_string().to_uppercase())).unwrap_or_default();
-    let is_told_apart = !node.over.is_empty() && place != node.node && root.count(&node.node) > 1;
-    let which = if is_told_apart { format!("  ({place})") } else { String::new() };
+    let is_one_of_many = !node.over.is_empty() && root.count(&node.node) > 1;
+    let which = if is_one_of_many { format!("  ({})", told_apart(place)) } else { String::new() };
     lines.push(format!("{first}{}{}{size}{health}{which}", node.node, settings.concat()));
     let below = if node.over.is_empty() { "   " } else { "│  " };
     lines.extend(node.status.iter().flat_map(said).map(|line| format!("{rest}{below} {line}")));
@@ -335,6 +344,9 @@ concat
         let drawn = tree(&Tree::of(&stack));
         let services: Vec<_> = drawn.lines().filter(|line| !line.ends_with("null")).collect();
         assert_eq!(services, ["meter", "└─ stripe", "   ├─ mirror  (meter.0.0)", "   └─ mirror  (meter.0.1)"]);
+        let drawn = tree(&Tree::of(&"mirror(mirror(null, null), null)".parse().unwrap()));
+        let services: Vec<_> = drawn.lines().filter(|line| !line.ends_with("null")).collect();
+        assert_eq!(services, ["mirror  (top)", "├─ mirror  (mirror.0)"]);
     }
 
     #[test]
@@ -342,6 +354,8 @@ concat
         let stack: Node = "concat(stripe(chunk=4K, null), memory)".parse().unwrap();
         assert_eq!(without(&stack, "stripe").unwrap().to_string(), "concat(null, memory)");
         assert_eq!(without(&stack, "concat"), None);
+        assert!(stays("v", &stack, "concat").contains("volume migrate v --to"));
+        assert!(stays("v", &stack, "mirror").contains("has no mirror"));
         let cached: Node = "meter | cache(mode=back, file:/fast) | file:/slow".parse().unwrap();
         assert_eq!(without(&cached, "cache").unwrap().to_string(), "meter | file:/slow");
         let mut stack = stack;

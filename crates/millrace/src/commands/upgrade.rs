@@ -52,7 +52,8 @@ pub(super) fn text(view: &UpgradeView) -> String {
 /// Asks for an upgrade and waits for its end, which another worker tells.
 fn run(client: &Client, args: &UpgradeArgs) -> Result<UpgradeView, Box<dyn std::error::Error>> {
     let binary = match &args.binary {
-        Some(path) => std::path::absolute(path)?,
+        // The keeper follows no links: where they lead may be nobody's to wait for but this command's.
+        Some(path) => path.canonicalize().or_else(|_| std::path::absolute(path))?,
         None => std::env::current_exe()?,
     };
     let spec = UpgradeSpec { binary, trial_seconds: Some(args.trial) };

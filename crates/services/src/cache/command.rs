@@ -196,6 +196,10 @@ impl Service for Cache {
         taken
     }
 
+    fn may_mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        Self::may_take_over(mount)
+    }
+
     fn unmount(&self) -> Result<(), ServiceError> {
         self.put_away()
     }

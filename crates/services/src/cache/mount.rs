@@ -85,27 +85,14 @@ impl Cache {
     /// Comes into force by what the legs hold.
     fn take_up_legs(&self, mount: &Mount) -> Result<(), ServiceError> {
         self.look_again();
-        let previous = mount.previous::<Self>();
+        let is_replaced = mount.previous.is_some();
         let origin = |leg: usize| mount.legs.get(leg).copied().unwrap_or(LegOrigin::New);
         let fast_is_ours = match mount.reason {
             Reason::Open => true,
             Reason::Create => false,
-            Reason::Change => previous.is_some() && origin(FAST) == LegOrigin::Kept,
+            Reason::Change => is_replaced && origin(FAST) == LegOrigin::Kept,
         };
-        if let Some(previous) = previous.as_ref().filter(|_| !fast_is_ours)
-            && previous.dirty_lines() > 0
-        {
-            return Err(ServiceError::NotNow(format!(
-                "{} dirty lines are on the fast leg that is to go ({}): set mode=through, let \"volume command\" flush them, and then change it",
-                previous.dirty_lines(),
-                previous.fast.name()
-            )));
-        }
-        if fast_is_ours && previous.is_some_and(|previous| previous.is_in_force()) {
-            return Err(ServiceError::NotNow(
-                "what the cache has in memory could not be stored: the log says why; it goes on as before".to_owned(),
-            ));
-        }
+        Self::may_take_over(mount)?;
         match Superblock::load(&self.fast)? {
             None if mount.reason == Reason::Open => Err(self.wrong(
                 "it holds no cache: it is not the fast leg that the volume had. What that one has and the slow leg lacks would be lost: bring it back",
@@ -114,6 +101,7 @@ impl Cache {
                 "it holds something else; erase its first 16 KiB if it may be the fast leg (the slow one, whose data stay, stands right of the bar)",
             )),
             None => self.prepare(0),
+            Some((superblock, _)) if mount.reason == Reason::Open && self.is_anothers_now(&superblock) => Err(self.erased()),
             Some((superblock, found)) => {
                 // Of a volume that is made again from its legs, by its name, everything counts.
                 let again = mount.reason == Reason::Create && superblock.may_be_dirty && superblock.label == self.label;
@@ -128,6 +116,41 @@ impl Cache {
                 self.open(superblock, &found, same_slow)
             }
         }
+    }
+
+    /// Whether what the cache before has only on its fast leg, or in memory, does not get lost by this mount.
+    pub(super) fn may_take_over(mount: &Mount) -> Result<(), ServiceError> {
+        let Some(previous) = mount.previous::<Self>().filter(|_| mount.reason == Reason::Change) else { return Ok(()) };
+        let fast_is_ours = mount.legs.get(FAST) == Some(&LegOrigin::Kept);
+        if !fast_is_ours && previous.dirty_lines() > 0 {
+            return Err(ServiceError::NotNow(format!(
+                "{} dirty lines are on the fast leg that is to go ({}): set mode=through, let \"volume command\" flush them, and then change it",
+                previous.dirty_lines(),
+                previous.fast.name()
+            )));
+        }
+        if fast_is_ours && previous.is_in_force() {
+            return Err(ServiceError::NotNow(
+                "what the cache has in memory could not be stored: the log says why; it goes on as before".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether this one went out of force with dirty lines, and the fast leg is another cache's.
+    fn is_anothers_now(&self, superblock: &Superblock) -> bool {
+        let left = *self.left_dirty.lock().unwrap_or_else(PoisonError::into_inner);
+        left.is_some_and(|left| left != superblock.id)
+    }
+
+    /// Why it does not come back then.
+    fn erased(&self) -> ServiceError {
+        self.wrong(&format!(
+            "a change that failed has erased it, and with it {} lines that were not written back: what the slow leg ({}) has in their places is \
+             older. Restore the volume; opened again (\"millrace upgrade\" to the same binary) it goes on with what the slow leg has",
+            self.dirty_lines(),
+            self.slow.name()
+        ))
     }
 
     /// Why a fast leg that may have what no other has is not taken.
@@ -289,6 +312,7 @@ impl Cache {
     fn take_force(&self, known: (Superblock, u64)) {
         self.may_be_dirty.store(known.0.may_be_dirty, Ordering::Relaxed);
         *self.superblock() = Some(known);
+        *self.left_dirty.lock().unwrap_or_else(PoisonError::into_inner) = None;
         for flag in [&self.void, &self.broken, &self.leaving] {
             flag.store(false, Ordering::Relaxed);
         }
@@ -448,7 +472,10 @@ impl Cache {
             (superblock.plan.slots, superblock.plan.per_page(block_size))
         );
         let closed = Superblock { state, may_be_dirty: dirty, ..superblock.clone() };
-        let Err(error) = closed.store(&self.fast, generation) else { return Ok(()) };
+        let Err(error) = closed.store(&self.fast, generation) else {
+            *self.left_dirty.lock().unwrap_or_else(PoisonError::into_inner) = dirty.then_some(superblock.id);
+            return Ok(());
+        };
         self.fast_failed("the superblock", &error);
         // One copy may call it closed: to go on then would make old blocks of the table count after a crash.
         if let Ok(generation) = superblock.store(&self.fast, generation + 2) {

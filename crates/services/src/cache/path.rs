@@ -7,7 +7,8 @@ use std::{
 
 use millrace_block::{
     BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, Operation, Request, Scratch, Step, TaskContext, Usage,
-    Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes, yield_now,
+    Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes, placed_bytes,
+    yield_now,
 };
 use millrace_memory::{BUFFER_SIZE, Segment, SegmentCursor};
 
@@ -544,7 +545,7 @@ impl Cache {
         ];
         let future = futures.into_iter().max().unwrap_or(0);
         // What was begun at once may still be there while a request is done slowly.
-        leg + future + size_of::<Scratch>().next_multiple_of(8) + leg
+        leg + future + placed_bytes::<Scratch>() + leg
     }
 }
 
@@ -576,19 +577,19 @@ fn gather(cursor: &mut SegmentCursor<'_>, len: u64, shift: u32) -> Option<([Segm
 
 /// Scratch bytes that the future of [`Cache::follow_read`] takes.
 fn read_bytes<'a, F: Future>(_: fn(&'a Cache, TaskContext<'a>, Request<'a>, Found, Step<'a>) -> F) -> usize {
-    size_of::<F>().next_multiple_of(8)
+    placed_bytes::<F>()
 }
 
 /// Scratch bytes that the future of [`Cache::acknowledge`] takes.
 fn acknowledge_bytes<'a, F: Future>(_: fn(&'a Cache, TaskContext<'a>, bool, bool) -> F) -> usize {
-    size_of::<F>().next_multiple_of(8)
+    placed_bytes::<F>()
 }
 
 /// Scratch bytes that the future of [`Cache::follow_write`] takes.
 fn write_bytes<'a, F: Future>(
     _: fn(&'a Cache, TaskContext<'a>, Request<'a>, Part, u32, Locked<'a>, Step<'a>) -> F,
 ) -> usize {
-    size_of::<F>().next_multiple_of(8)
+    placed_bytes::<F>()
 }
 
 impl Volume for Cache {

@@ -185,7 +185,10 @@ impl Map for ConcatMap {
 }
 
 impl Service for Mapped<ConcatMap> {
-    fn mount(&self, _: &Mount) -> Result<(), ServiceError> {
+    fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        if let Some(previous) = mount.previous::<Self>() {
+            self.take_over(&previous);
+        }
         Ok(())
     }
 
@@ -195,6 +198,10 @@ impl Service for Mapped<ConcatMap> {
 
     fn leave(&self) -> Result<(), ServiceError> {
         Ok(())
+    }
+
+    fn has_untold(&self) -> bool {
+        self.is_untold()
     }
 
     fn leg_is_whole(&self, _: usize) -> bool {

@@ -1,18 +1,21 @@
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use millrace_backends::{FileOptions, FileVolume, MemoryVolume, fault::FaultVolume};
 use millrace_block::{
-    BlockError, BlockSize, Volume,
+    BlockError, BlockSize, Operation, Volume,
     conformance::{self, Bench, Subject, SyncHarness, Wanted},
     trace::Tap,
 };
 
 use super::*;
 use crate::{
-    Node, Reason, SharedObjects,
+    LegOrigin, Node, Reason, SharedObjects,
     background::Spawner,
     graph::{Graph, LeafError, LeafRequest, Leaves, Plan as GraphPlan},
-    testing::{CrashTest, Kept, crash_test, graph, subject},
+    testing::{
+        CrashTest, Kept, crash_test, graph, open_file, subject,
+        waiting::{Gate, until},
+    },
 };
 
 const SEED: u64 = 0x636f_6e63;
@@ -81,7 +84,7 @@ impl Leaves for Files {
     fn open(&self, request: &LeafRequest<'_>) -> Result<Arc<dyn Volume>, LeafError> {
         let path = self.0.path().join(request.leaf.file().expect("a file"));
         let options = FileOptions { path, size: request.size, block_size: request.block_size, read_only: false };
-        Ok(FileVolume::open(&request.name, &options)?)
+        Ok(open_file(&request.name, &options)?)
     }
 }
 
@@ -150,6 +153,90 @@ fn a_last_leg_that_keeps_its_size_is_opened_again_with_it() {
     assert!(legs[1..].iter().all(|leg| leg.geometry().blocks.0 == 8192));
 }
 
+/// A volume over two legs that hold writes until they are flushed.
+fn over_held(stack: &str) -> (Vec<Arc<FaultVolume>>, Graph) {
+    let wanted = Wanted { block_size: BlockSize::B512, blocks: 128, read_only: false };
+    let legs: Vec<_> = (0..2).map(|leg| FaultVolume::new(memory(wanted, 2), SEED + leg)).collect();
+    let mut volumes: Vec<Arc<dyn Volume>> = Vec::new();
+    for leg in &legs {
+        leg.hold_writes();
+        volumes.push(Arc::<FaultVolume>::clone(leg));
+    }
+    let made = graph(stack, &volumes, None, Reason::Create, &Arc::default());
+    (legs, made.unwrap_or_else(|error| panic!("{stack}: {error}")))
+}
+
+const PLAIN: [&str; 2] = ["concat(disk:0, disk:1)", "stripe(chunk=4K, disk:0, disk:1)"];
+
+#[test]
+fn what_is_shown_again_stays_zeroes_when_the_power_fails() {
+    for stack in PLAIN {
+        let (legs, graph) = over_held(stack);
+        let mut harness = SyncHarness::new(SEED, false);
+        let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+        let data = bench.write_random(0, 256);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+        for blocks in [20, 256] {
+            graph.volume().resize(BlockCount(blocks)).unwrap();
+        }
+        for leg in &legs {
+            leg.power_loss();
+        }
+        bench.expect(0, &data[..20 << 9]);
+        bench.expect_zeroes(20, 236);
+    }
+}
+
+#[test]
+fn the_guest_is_told_what_a_leg_forgot_when_the_volume_grew() {
+    use millrace_backends::fault::{Effect, Kind as Requests, Rule, When};
+    for stack in PLAIN {
+        let (legs, graph) = over_held(stack);
+        let service_of = |graph: &Graph| Arc::clone(&graph.services(graph.stack().word())[0].1);
+        let service = service_of(&graph);
+        let mut harness = SyncHarness::new(SEED, false);
+        let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+        graph.volume().resize(BlockCount(20)).unwrap();
+        bench.write_random(0, 20);
+        legs[1].add(Rule::new(Requests::Flush, When::Nth(1), Effect::Forget(BlockError::WriteFault { errno: 5 })));
+        let refused = graph.volume().resize(BlockCount(256)).unwrap_err().to_string();
+        assert!(refused.contains("cannot flush its legs"), "{refused}");
+        assert!(graph.volume().geometry().blocks.0 == 20 && service.has_untold());
+        // Whoever takes its place has it to tell.
+        let (kept, previous) = (vec![LegOrigin::Kept; 2], Some(Arc::clone(&service)));
+        let mount = Mount { reason: Reason::Change, legs: kept, previous, reformat: false };
+        let next = service_of(&over_held(stack).1);
+        next.mount(&mount).unwrap();
+        assert!(next.has_untold());
+        let flushes = [0; 2].map(|_| bench.plain(Operation::Flush, 0, 0));
+        assert_eq!(flushes, [Err(BlockError::WriteFault { errno: 0 }), Ok(())], "once");
+        graph.volume().resize(BlockCount(256)).unwrap();
+        bench.expect_zeroes(20, 236);
+    }
+}
+
+#[test]
+fn what_a_leg_refuses_is_known_before_the_others_have_answered() {
+    use millrace_backends::fault::{Effect, Kind as Requests, Rule, When};
+    let wanted = Wanted { block_size: BlockSize::B512, blocks: 128, read_only: false };
+    let gate = Gate::before(memory(wanted, 2), |operation| operation == Operation::Flush);
+    let faulty = FaultVolume::new(memory(wanted, 2), SEED);
+    let legs: [Arc<dyn Volume>; 2] = [Arc::<Gate>::clone(&gate), Arc::<FaultVolume>::clone(&faulty)];
+    let graph = graph("concat(disk:0, disk:1)", &legs, None, Reason::Create, &Arc::default()).unwrap();
+    let service = Arc::clone(&graph.services("concat")[0].1);
+    let volume = graph.volume();
+    volume.resize(BlockCount(20)).unwrap();
+    faulty.add(Rule::new(Requests::Flush, When::Nth(1), Effect::Fail(BlockError::WriteFault { errno: 5 })));
+    gate.open.store(false, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let growth = scope.spawn(|| volume.resize(BlockCount(256)));
+        // Its next flush would succeed, and so would the guest's.
+        until("the guest is to be told", || service.has_untold());
+        gate.open.store(true, Ordering::Relaxed);
+        assert!(growth.join().unwrap().is_err());
+    });
+}
+
 #[test]
 fn legs_of_different_block_sizes_are_refused_by_name() {
     let legs =
@@ -209,7 +296,7 @@ fn blocks_stay_in_their_places_when_legs_are_no_multiple_of_the_larger_blocks() 
                 .map(|(at, file)| {
                     let size = stated.filter(|_| at == 0);
                     let options = FileOptions { path: file.path().to_owned(), size, block_size, read_only: false };
-                    FileVolume::open("leg", &options).unwrap() as _
+                    open_file("leg", &options).unwrap() as _
                 })
                 .collect();
             graph(stack, &legs, size, reason, &Arc::default()).unwrap_or_else(|error| panic!("{stack}: {error}"))

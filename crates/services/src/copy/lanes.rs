@@ -4,7 +4,7 @@ use std::{cell::Cell, ops::Range};
 
 use millrace_block::{
     BlockCount, BlockError, Lba, METADATA_SIZE, NO_METADATA, Operation, Request, Scratch, ScratchBox, Step, TaggedRequest,
-    TaskContext, Volume, all, yield_now,
+    TaskContext, Volume, all, placed_bytes, yield_now,
 };
 use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment};
 
@@ -198,14 +198,14 @@ impl Ends<'_> {
     /// Scratch bytes of one lane.
     fn lane_bytes(self) -> usize {
         let inner = self.source.scratch_bytes().max(self.target.scratch_bytes());
-        size_of::<Scratch>().next_multiple_of(8) + inner.next_multiple_of(8) + lane_bytes(Self::lane)
+        placed_bytes::<Scratch>() + inner.next_multiple_of(8) + lane_bytes(Self::lane)
     }
 }
 
 type Lane<'a, F> = fn(Ends<'a>, TaskContext<'a>, &'a Tally, (&'a Cell<u64>, u64), &'a BounceBuffer) -> F;
 
 fn lane_bytes<F: Future>(_: Lane<'_, F>) -> usize {
-    size_of::<F>().next_multiple_of(8)
+    placed_bytes::<F>()
 }
 
 /// Copies a range of bytes, whole blocks of both volumes, with `cx`'s buffers. It is on the target after a flush.

@@ -467,14 +467,14 @@ impl Service for Crypt {
                     Err(self.wrong("it holds a volume of another mode: say mode=authenticated, or erase it first"))
                 }
                 Reason::Create => self.prepare(false),
-                Reason::Change if mount.previous::<Self>().is_none() => self.prepare(true),
+                Reason::Change if mount.is_new_leg(0) || mount.previous::<Self>().is_none() => self.prepare(true),
                 _ => Err(self.wrong(
                     "it has no crypt header: it is not what the volume was made on, or was erased (if a format was cut short, \
                      create the volume again)",
                 )),
             };
         };
-        if mount.reason == Reason::Change && mount.previous.is_none() && mount.reformat {
+        if mount.is_new_leg(0) && mount.reformat {
             // What the old header says counts no more.
             self.control().generation = found.generation;
             return self.prepare(true);
@@ -518,8 +518,12 @@ impl Service for Crypt {
             status.facts.push((what.to_owned(), failure.clone()));
             status.health = Health::Degraded;
         }
-        if control.header.is_some() && self.keys.visit().is_none() {
-            status.facts.push(("no key".to_owned(), "a format failed half way: format the volume again".to_owned()));
+        if self.keys.visit().is_none() {
+            let what = match &control.header {
+                Some(_) => "a format failed half way: format the volume again",
+                None => "it did not come into force: change the volume, or open it again",
+            };
+            status.facts.push(("no key".to_owned(), what.to_owned()));
             status.health = Health::Failed;
         }
         if let Some(next) = self.keys.visit().as_ref().and_then(|keys| keys.next.as_ref()) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Epochs, Geometry, Held, IoOperation, Lba, Operation, Request, Scratch, Step,
     TaskContext, TaskFuture, Usage, Visit, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes,
-    held_bytes, helpers_scratch_bytes, pieces, submit_held,
+    held_bytes, helpers_scratch_bytes, pieces, placed_bytes, submit_held,
 };
 use millrace_cipher::{KeySource, Run, Secret, foresee};
 use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, SegmentCursor, Target};
@@ -385,7 +385,7 @@ impl Volume for Crypt {
             .max(future_bytes(Self::write_zeroes));
         // These come after what the leg has placed, and their parts are smaller than a slow one's of the same request.
         let quick = held_bytes(1) + FINISH_BYTES;
-        let own = (slow + size_of::<Scratch>().next_multiple_of(8)).max(quick);
+        let own = (slow + placed_bytes::<Scratch>()).max(quick);
         helpers_scratch_bytes(self.leg.scratch_bytes() + own)
     }
 

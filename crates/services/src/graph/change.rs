@@ -1,6 +1,6 @@
 //! Exchanging a graph under a running volume.
 
-use std::{sync::Arc, time::Duration};
+use std::{cell::Cell, cmp::Reverse, sync::Arc, time::Duration};
 
 use millrace_block::{ChangeError, Switch};
 use thiserror::Error;
@@ -63,12 +63,16 @@ struct Difference {
     mounts: Vec<Mount>,
     /// Those of `new` whose leaves nothing has that is there: they come into force before the pause, and nobody waits for what they clear.
     ahead: Vec<Arc<Built>>,
+    /// The leaves that each of `new` begins to erase when it is mounted, of those where the old graph has something.
+    erases: Vec<Vec<String>>,
+    /// Some of that was done, and then the change failed.
+    has_erased: Cell<bool>,
 }
 
 fn services_without(graph: &Graph, other: &Graph) -> Vec<Arc<Built>> {
     let others = other.nodes();
     let here = graph.nodes().into_iter().filter(|node| node.service.is_some());
-    here.filter(|node| !others.iter().any(|other| Arc::ptr_eq(node, other))).collect()
+    here.filter(|node| !has(&others, node)).collect()
 }
 
 /// Whether two nodes have a leaf in common.
@@ -84,11 +88,61 @@ fn is_same(before: &Built, now: &Built) -> bool {
     old == new && view::meet(&view::of_built(before), &view::of_new(now))
 }
 
+/// Whether a leg shows what a leg of the service before did in its place, or is one of its legs.
+fn is_kept(previous: &Built, node: &Built, leg: usize) -> bool {
+    let (before, leg) = (previous.legs.get(leg), &node.legs[leg]);
+    before.is_some_and(|before| is_same(before, leg)) || has(&previous.legs, leg)
+}
+
+/// Which of what goes each of what comes takes the place of: one of its kind over a leaf of its own. Of several the one with the most legs that
+/// are kept, for what a service has left on its legs is of use over those only; then the one in the same place.
+fn pairs(gone: &[Arc<Built>], fresh: &[Arc<Built>], is_apart: &dyn Fn(&Arc<Built>) -> bool) -> Vec<Option<Arc<Built>>> {
+    let mut all = Vec::new();
+    for (at, node) in fresh.iter().enumerate().filter(|(_, node)| !is_apart(node)) {
+        let is_like = |before: &Built| before.node.word() == node.node.word() && related(before, node);
+        for (from, before) in gone.iter().enumerate().filter(|(_, before)| is_like(before)) {
+            let kept = (0..node.legs.len()).filter(|leg| is_kept(before, node, *leg)).count();
+            let is_elsewhere = before.volume.name() != node.volume.name();
+            all.push((Reverse(kept), is_elsewhere, at, from));
+        }
+    }
+    all.sort_unstable();
+    let (mut pairs, mut taken) = (vec![None; fresh.len()], vec![false; gone.len()]);
+    for (_, _, at, from) in all {
+        if pairs[at].is_none() && !taken[from] {
+            (pairs[at], taken[from]) = (Some(Arc::clone(&gone[from])), true);
+        }
+    }
+    pairs
+}
+
+/// The leaves below a node.
+fn leaves_of(node: &Arc<Built>) -> Vec<Arc<Built>> {
+    Built::nodes(node).into_iter().filter(|node| node.service.is_none()).collect()
+}
+
+fn has(nodes: &[Arc<Built>], node: &Arc<Built>) -> bool {
+    nodes.iter().any(|other| Arc::ptr_eq(other, node))
+}
+
+/// The leaves of the old graph that a node erases, at least in part, when it is mounted so: not where it goes on over the legs of the one before,
+/// nor what it shows as the volume had it.
+fn erased_by(node: &Built, mount: &Mount, old: &[Arc<Built>], shown: &[String]) -> Vec<String> {
+    if !mount.reformat || view::erases_nothing(&node.node) {
+        return Vec::new();
+    }
+    let is_left = |at: usize, leg: &Built| view::is_shown(&node.node, at) && view::meet(&view::of_new(leg), shown);
+    let legs = node.legs.iter().zip(&mount.legs).enumerate();
+    let erased = legs.filter(|(at, (leg, origin))| **origin != LegOrigin::Kept && !is_left(*at, leg));
+    let leaves = erased.flat_map(|(_, (leg, _))| leaves_of(leg)).filter(|leaf| has(old, leaf));
+    leaves.map(|leaf| leaf.node.word().to_owned()).collect()
+}
+
 /// What is below the legs that migrations are about to fill: made for them, as for a new volume.
 fn below_new_legs(fresh: &[Arc<Built>]) -> Vec<Arc<Built>> {
     let moves = fresh.iter().filter(|node| view::is_moving(&node.node));
     let legs = moves.filter_map(|node| node.legs.get(1)).flat_map(Built::nodes);
-    legs.filter(|below| fresh.iter().any(|node| Arc::ptr_eq(node, below))).collect()
+    legs.filter(|below| has(fresh, below)).collect()
 }
 
 /// Whether it is a migration whose new leg has everything.
@@ -102,9 +156,10 @@ impl Difference {
         let old_nodes = old.nodes();
         let shown = view::of_built(&old.root);
         let fresh_legs = below_new_legs(&fresh);
-        let mut free: Vec<_> = gone.clone();
-        let mount = |node: &Arc<Built>| {
-            if fresh_legs.iter().any(|below| Arc::ptr_eq(below, node)) {
+        let is_apart = |node: &Arc<Built>| has(&fresh_legs, node);
+        let pairs = pairs(&gone, &fresh, &is_apart);
+        let mount = |(node, previous): (&Arc<Built>, Option<Arc<Built>>)| {
+            if is_apart(node) {
                 return Mount {
                     reason: Reason::Create,
                     legs: vec![LegOrigin::Kept; node.legs.len()],
@@ -112,14 +167,10 @@ impl Difference {
                     reformat,
                 };
             }
-            let same = |gone: &Arc<Built>| gone.node.word() == node.node.word() && related(gone, node);
-            let previous = free.iter().position(same).map(|at| free.remove(at));
             let legs = node.legs.iter().enumerate().map(|(at, leg)| {
-                let before = previous.as_ref().map_or(&[][..], |previous| &previous.legs[..]);
-                let is_same = before.get(at).is_some_and(|before| is_same(before, leg));
-                if is_same || before.iter().any(|before| Arc::ptr_eq(before, leg)) {
+                if previous.as_ref().is_some_and(|previous| is_kept(previous, node, at)) {
                     LegOrigin::Kept
-                } else if old_nodes.iter().any(|old| Arc::ptr_eq(old, leg)) && view::meet(&view::of_built(leg), &shown) {
+                } else if has(&old_nodes, leg) && view::meet(&view::of_built(leg), &shown) {
                     LegOrigin::Data
                 } else {
                     LegOrigin::New
@@ -129,12 +180,12 @@ impl Difference {
             let previous = previous.and_then(|previous| previous.service.clone());
             Mount { reason: Reason::Change, legs, previous, reformat }
         };
-        let mut mount = mount;
-        let mounts = fresh.iter().map(&mut mount).collect();
+        let mounts: Vec<_> = fresh.iter().zip(pairs).map(mount).collect();
+        let erases = fresh.iter().zip(&mounts).map(|(node, mount)| erased_by(node, mount, &old_nodes, &shown)).collect();
         // A disk is known by its name, whatever its leaves are, and clears nothing.
         let is_ahead = |node: &&Arc<Built>| !node.node.is_disk() && !related(&old.root, node);
         let ahead = fresh.iter().filter(is_ahead).cloned().collect();
-        Self { gone, new: fresh, mounts, ahead }
+        Self { gone, new: fresh, mounts, ahead, erases, has_erased: Cell::new(false) }
     }
 
     /// Whether only services come and go that keep nothing on their legs.
@@ -167,7 +218,7 @@ impl Difference {
     }
 
     fn is_ahead(&self, node: &Arc<Built>) -> bool {
-        self.ahead.iter().any(|ahead| Arc::ptr_eq(ahead, node))
+        has(&self.ahead, node)
     }
 
     /// Mounts what may come into force while requests go on, or none of it.
@@ -191,17 +242,18 @@ impl Difference {
             node.unmount();
         }
         let lost = || if reformat { None } else { lost_at_the_end(&used, old, new) };
-        if let Some(error) = failed_at_the_end(&moved, new).or_else(lost) {
-            self.bring_back();
-            return Err(error);
+        let refused = || self.new.iter().zip(&self.mounts).find_map(|(node, mount)| may_mount(node, mount).err());
+        if let Some(error) = failed_at_the_end(&moved, new).or_else(lost).or_else(refused) {
+            return Err(self.way_back(error, &[], None));
         }
         // Legs before what is over them.
         let mut done: Vec<&Arc<Built>> = Vec::new();
         for (node, mount) in self.new.iter().zip(&self.mounts).rev().filter(|(node, _)| !self.is_ahead(node)) {
             if let Err(error) = node.mount(mount) {
-                done.iter().rev().for_each(|node| self.take_back(node));
-                self.bring_back();
-                return Err(error);
+                done.reverse();
+                // Refused by a leg, it may have begun.
+                let has_begun = matches!(&error, GraphError::Service { source: ServiceError::Leg { .. }, .. });
+                return Err(self.way_back(error, &done, has_begun.then_some(node)));
             }
             done.push(node);
         }
@@ -219,20 +271,62 @@ impl Difference {
         all.filter(|(node, leg)| node.uses(*leg)).collect()
     }
 
-    /// Mounts again what was about to go.
-    fn bring_back(&self) {
+    /// Takes back what came, each before its legs, and mounts again what was about to go, because of an error: returns that, and what the way
+    /// back met with. One of those that come may have been stopped `half_way`.
+    fn way_back(&self, change: GraphError, came: &[&Arc<Built>], half_way: Option<&Arc<Built>>) -> GraphError {
+        for node in came {
+            self.take_back(node);
+        }
+        let mut failed = None;
         for node in self.gone.iter().rev() {
             let legs = vec![LegOrigin::Kept; node.legs.len()];
             let mount = Mount { reason: Reason::Open, legs, previous: None, reformat: false };
-            if let Err(error) = node.mount(&mount) {
+            if let Err(error) = mount_again(node, &mount, self.instead_of(node)) {
                 tracing::error!(%error, "a change failed, and so did the way back: the service does not work");
+                failed.get_or_insert(error);
             }
+        }
+        let erased = self.erased(|node| came.iter().copied().chain(half_way).any(|came| Arc::ptr_eq(came, node)));
+        match failed.or(erased) {
+            None => change,
+            Some(back) => GraphError::WayBack { change: Box::new(change), back: Box::new(back) },
         }
     }
 
-    fn undo(&self) {
-        self.new.iter().filter(|node| !self.is_ahead(node)).for_each(|node| self.take_back(node));
-        self.bring_back();
+    /// The loss, if those that came and were taken back have begun to erase what the old graph had.
+    fn erased(&self, came: impl Fn(&Arc<Built>) -> bool) -> Option<GraphError> {
+        let pairs = self.new.iter().zip(&self.erases).filter(|(new, _)| came(new));
+        let mut leaves: Vec<_> = pairs.flat_map(|(_, leaves)| leaves).map(String::as_str).collect();
+        leaves.sort_unstable();
+        leaves.dedup();
+        if leaves.is_empty() {
+            return None;
+        }
+        self.has_erased.set(true);
+        let node = leaves.join(", ");
+        let what = "what the volume had there is gone, at least in part: the new stack had begun to erase it";
+        tracing::error!(legs = node, "a change failed, and {what}");
+        Some(GraphError::Service { node, source: ServiceError::NotNow(what.to_owned()) })
+    }
+
+    /// The service that takes the place of one that goes, where no other than that and those above it can have written to the legs of the one:
+    /// all its legs stay as they are, and are legs of the other if of anybody.
+    fn instead_of(&self, gone: &Arc<Built>) -> Option<&Arc<dyn Service>> {
+        let mut pairs = self.new.iter().zip(&self.mounts);
+        let (new, mount) = pairs.find(|(_, mount)| is_service(mount.previous.as_ref(), gone))?;
+        let (below, own, others) = (Built::nodes(new), leaves_of(gone), leaves_of(new));
+        let is_beside = |node: &Arc<Built>| {
+            let is_below = !Arc::ptr_eq(node, new) && has(&below, node) && !self.is_ahead(node);
+            is_below || leaves_of(node).iter().any(|leaf| has(&own, leaf) && !has(&others, leaf))
+        };
+        let is_over_one_that_goes = Built::nodes(gone)[1..].iter().any(|node| has(&self.gone, node));
+        let is_sure = !mount.reformat && !is_over_one_that_goes && !self.new.iter().any(is_beside);
+        new.service.as_ref().filter(|_| is_sure)
+    }
+
+    fn undo(&self, error: GraphError) -> GraphError {
+        let came: Vec<_> = self.new.iter().filter(|node| !self.is_ahead(node)).collect();
+        self.way_back(error, &came, None)
     }
 
     /// Unmounts what came; what is not there in another form goes for good.
@@ -381,8 +475,7 @@ fn exchange(
         difference = Difference::between(old, new, reformat);
         difference.carry_out(old, new, reformat)?;
         let stored = store().map_err(|error| {
-            difference.undo();
-            GraphError::Service { node: "the change".to_owned(), source: ServiceError::NotNow(error) }
+            difference.undo(GraphError::Service { node: "the change".to_owned(), source: ServiceError::NotNow(error) })
         });
         if stored.is_ok() && difference.ends_untold() {
             switch.note_loss();
@@ -400,7 +493,7 @@ fn exchange(
             Ok(pause)
         }
         Err(error) => {
-            if difference.undone_untold() {
+            if difference.undone_untold() || difference.has_erased.get() {
                 switch.note_loss();
             }
             let nodes = old.nodes();
@@ -426,6 +519,16 @@ pub fn hurry(services: &[Arc<dyn Service>], on: bool) {
     }
 }
 
+fn may_mount(node: &Built, mount: &Mount) -> Result<(), GraphError> {
+    let Some(service) = &node.service else { return Ok(()) };
+    service.may_mount(mount).map_err(|source| GraphError::Service { node: node.name.clone(), source })
+}
+
+fn mount_again(node: &Built, mount: &Mount, instead: Option<&Arc<dyn Service>>) -> Result<(), GraphError> {
+    let Some(service) = &node.service else { return Ok(()) };
+    service.mount_again(mount, instead).map_err(|source| GraphError::Service { node: node.name.clone(), source })
+}
+
 /// Unmounts what came into force for a change that is not made, and gives up what it has of what others share.
 fn give_up(node: &Built) {
     node.unmount();
@@ -435,8 +538,7 @@ fn give_up(node: &Built) {
 /// What is above a migration writes its last through it: where that ended one that was over, its new leg is not for what comes.
 fn failed_at_the_end(moved: &[Arc<Built>], new: &Graph) -> Option<GraphError> {
     let nodes = new.nodes();
-    let stays = |leg: &Arc<Built>| nodes.iter().any(|other| Arc::ptr_eq(other, leg));
-    let node = moved.iter().find(|node| !has_moved(node) && stays(&node.legs[1]))?;
+    let node = moved.iter().find(|node| !has_moved(node) && has(&nodes, &node.legs[1]))?;
     let source = ServiceError::NotNow("the new leg failed when the last was written".to_owned());
     Some(GraphError::Service { node: node.name.clone(), source })
 }

@@ -117,6 +117,15 @@ pub enum GraphError {
         /// The first node.
         other: String,
     },
+    /// A change failed, and what was before did not come into force again.
+    #[error("{change}; the way back failed, too, and the volume is not as before ({back}): change, format or reopen it")]
+    WayBack {
+        /// Why it failed.
+        #[source]
+        change: Box<GraphError>,
+        /// Why the way back did.
+        back: Box<GraphError>,
+    },
 }
 
 /// What a graph is to be.
@@ -207,7 +216,7 @@ struct Builder<'a> {
 
 /// Whether every leaf with this specification is another one, with data of its own.
 pub(crate) fn is_one_of_many(leaf: &Leaf) -> bool {
-    leaf.spec == "memory"
+    leaf.is_memory()
 }
 
 impl Graph {
@@ -386,8 +395,8 @@ impl Graph {
         self.root.tree()
     }
 
-    /// The services of this kind, node name or place, from the root on, with their nodes' names as they stand now: a node that was kept in a
-    /// change has the name of where it was first.
+    /// The services of this kind, node name or place, from the root on, or the one at the [`TOP`], with their nodes' names as they stand now: a
+    /// node that was kept in a change has the name of where it was first.
     pub fn services(&self, kind: &str) -> Vec<(String, Arc<dyn Service>)> {
         fn collect(node: &Built, name: &str, kind: &str, into: &mut Vec<(String, Arc<dyn Service>)>) {
             let place = name.split_once(" (").map_or(name, |(place, _)| place);
@@ -398,8 +407,12 @@ impl Graph {
                 collect(leg, &node_name(name, leg.node.word(), Some(at)), kind, into);
             }
         }
+        let root = self.root.node.word();
+        if kind == TOP {
+            return self.root.service.iter().map(|service| (root.to_owned(), Arc::clone(service))).collect();
+        }
         let mut found = Vec::new();
-        collect(&self.root, self.root.node.word(), kind, &mut found);
+        collect(&self.root, root, kind, &mut found);
         found
     }
 }
@@ -508,6 +521,14 @@ impl Tree {
     pub fn count(&self, service: &str) -> usize {
         usize::from(self.node == service) + self.over.iter().map(|leg| leg.count(service)).sum::<usize>()
     }
+}
+
+/// How operators call a stack's uppermost service: its place is its name, which others of its kind have as well.
+pub const TOP: &str = "top";
+
+/// How operators tell the service at a place from others of its kind.
+pub fn told_apart(place: &str) -> &str {
+    if place.contains('.') { place } else { TOP }
 }
 
 /// The size that stands at a leg; one that is being migrated keeps what it had.

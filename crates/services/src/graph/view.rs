@@ -30,6 +30,20 @@ pub(super) fn keeps_nothing(node: &Node) -> bool {
     plan(node).is_some_and(|plan| plan.keeps_nothing())
 }
 
+/// Whether a service leaves what is on its legs as it is when it comes into force, whatever that is.
+pub(super) fn erases_nothing(node: &Node) -> bool {
+    plan(node).is_some_and(|plan| plan.keeps_nothing() || plan.is_plain())
+}
+
+/// Whether a leg's blocks are shown as they are.
+pub(super) fn is_shown(node: &Node, leg: usize) -> bool {
+    match layout(node) {
+        Some(Layout::Same(which)) => which.contains(&leg),
+        Some(Layout::Moving) => leg == 0,
+        _ => false,
+    }
+}
+
 /// Whether how much fits on what a stack is made of depends on the size of blocks.
 pub fn follows_blocks(node: &Node) -> bool {
     plan(node).is_some_and(|plan| plan.needs_by_blocks()) || node.legs().iter().any(follows_blocks)

@@ -229,20 +229,13 @@ impl Integrity {
             })
         })
     }
-}
 
-impl Service for Integrity {
-    fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
-        if let Some(previous) = mount.previous::<Self>() {
-            self.flushes.take_over(&previous.flushes);
-        }
-        self.forget_all();
-        self.closed.store(false, Ordering::Relaxed);
+    /// Finds, or makes, what it needs on its leg.
+    fn begin(&self, mount: &Mount) -> Result<(), ServiceError> {
         if self.blocks.load(Ordering::Relaxed) > MOST_BLOCKS {
             return Err(ServiceError::Legs(format!("it has more than {MOST_BLOCKS} blocks: use larger blocks")));
         }
-        // Nothing of the kind was over this leg.
-        let is_new = mount.reason == Reason::Change && mount.previous.is_none();
+        let is_new = mount.is_new_leg(0);
         match REGION.load(&self.leg)? {
             Some(found) if is_new && mount.reformat => {
                 // What the old header says counts no more, also if this is cut short.
@@ -257,6 +250,20 @@ impl Service for Integrity {
                  size was cut short, create the volume again)",
             )),
         }
+    }
+}
+
+impl Service for Integrity {
+    fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        if let Some(previous) = mount.previous::<Self>() {
+            self.flushes.take_over(&previous.flushes);
+        }
+        self.forget_all();
+        // Without a header nobody is answered: what was acknowledged would not be found again.
+        self.closed.store(true, Ordering::Relaxed);
+        let begun = self.begin(mount);
+        self.closed.store(begun.is_err(), Ordering::Relaxed);
+        begun
     }
 
     fn settle(&self) {
@@ -290,6 +297,12 @@ impl Service for Integrity {
             ("reads that found a mismatch", mismatches.to_string()),
             ("blocks taken as they were after a crash", self.adopted.load(Ordering::Relaxed).to_string()),
         ]);
+        let unread = self.unread.load(Ordering::Relaxed);
+        if unread > 0 {
+            // Since it came into force: nobody counts which of them are written.
+            let what = "blocks that could not be read after a crash (unchecked until written)";
+            status.facts.push((what.to_owned(), unread.to_string()));
+        }
         if let Some(damaged) = &control.damaged {
             status.facts.push(("header repaired".to_owned(), damaged.clone()));
         }
@@ -305,7 +318,7 @@ impl Service for Integrity {
         }
         if self.closed.load(Ordering::Relaxed) {
             status.health = Health::Failed;
-            let what = "a format or an erasure ended half-way: format the volume, or open it again";
+            let what = "a format or a change failed half-way: format the volume, change it, or open it again";
             status.facts.push(("closed".to_owned(), what.to_owned()));
         }
         status
@@ -318,7 +331,7 @@ impl Service for Integrity {
         let mut control = self.control();
         match command {
             "scrub" if self.closed.load(Ordering::Relaxed) => {
-                Err(ServiceError::NotNow("a format or an erasure of it ended half-way: format it first".to_owned()))
+                Err(ServiceError::NotNow("it answers no request, volume show says why: format it first".to_owned()))
             }
             "scrub" if control.scrub.is_some() => Err(ServiceError::NotNow("it is being scrubbed already".to_owned())),
             "scrub" => {

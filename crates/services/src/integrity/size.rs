@@ -72,7 +72,7 @@ impl Integrity {
     /// Does what may end half-way: then no request is answered until this, or a mount, succeeds. What was written meanwhile would be erased
     /// when the volume is opened.
     fn close_until_whole<E: std::fmt::Display>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-        self.closed.store(true, Ordering::Relaxed);
+        let was_closed = self.closed.swap(true, Ordering::Relaxed);
         let generation = self.control().generation;
         let done = work();
         // A leg that refuses a block size has done nothing yet, or has begun where the header was.
@@ -83,7 +83,7 @@ impl Integrity {
             let (volume, leg) = (&self.name, self.leg.name());
             tracing::error!(volume, leg, %error, "a format or an erasure ended half-way: no request is answered until one succeeds");
         } else {
-            self.closed.store(false, Ordering::Relaxed);
+            self.closed.store(done.is_err() && was_closed, Ordering::Relaxed);
         }
         done
     }

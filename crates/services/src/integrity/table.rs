@@ -45,6 +45,7 @@ pub(super) struct Group {
     busy: AtomicBool,
     /// Something was written since this was last looked at.
     pub(super) touched: AtomicBool,
+    suspect: AtomicBool,
 }
 
 /// Whoever has it may read and write a group's pages.
@@ -65,7 +66,18 @@ impl Group {
             sequence: AtomicU64::new(0),
             busy: AtomicBool::new(false),
             touched: AtomicBool::new(false),
+            suspect: AtomicBool::new(false),
         }
+    }
+
+    /// A block of it could not be read, or is not what it should be.
+    pub(super) fn suspect(&self) {
+        self.suspect.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether one that is known to be zeroes may not be.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.suspect.load(Ordering::Relaxed)
     }
 
     /// Whether somebody reads or writes its pages.
@@ -152,6 +164,7 @@ impl Group {
             entry.store(ZERO, Ordering::SeqCst);
         }
         self.sequence.store(0, Ordering::Relaxed);
+        self.suspect.store(false, Ordering::Relaxed);
         self.set_state(state);
     }
 }

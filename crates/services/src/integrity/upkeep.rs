@@ -9,7 +9,7 @@ use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContex
 use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment};
 
 use super::{
-    entry::{self, LOST},
+    entry::{self, LOST, UNKNOWN},
     page::{BLOCKS, Found, PAGE, PAGES, Page, block_start, choose, group_start},
     table::{Claim, Group, State},
     volume::{Integrity, Piece},
@@ -123,17 +123,7 @@ impl Integrity {
         while at < blocks {
             let piece = Piece { lba: number * BLOCKS + at, count: (blocks - at).min(most) };
             adopted += match self.adopt(means, group, piece).await {
-                Err(BlockError::ReadFault { .. }) => {
-                    let mut adopted = 0;
-                    for lba in piece.lba..piece.lba + piece.count {
-                        adopted += match self.adopt(means, group, Piece { lba, count: 1 }).await {
-                            // Whoever reads it is told.
-                            Err(BlockError::ReadFault { .. }) => 0,
-                            adopted => adopted?,
-                        };
-                    }
-                    adopted
-                }
+                Err(BlockError::ReadFault { .. }) => self.adopt_each(means, group, piece).await?,
                 adopted => adopted?,
             };
             at += piece.count;
@@ -148,6 +138,34 @@ impl Integrity {
             );
         }
         Ok(())
+    }
+
+    /// [`Self::adopt`] block by block, where not all of them can be read.
+    async fn adopt_each(&self, means: Means<'_>, group: &Group, piece: Piece) -> Result<u64, BlockError> {
+        let (mut adopted, mut unread) = (0, 0);
+        for lba in piece.lba..piece.lba + piece.count {
+            match self.adopt(means, group, Piece { lba, count: 1 }).await {
+                Ok(count) => adopted += count,
+                Err(BlockError::ReadFault { .. }) => {
+                    unread += 1;
+                    // Whoever reads it now is told. The leg may have it later on, as it was or as it was being written.
+                    if group.entry(lba % BLOCKS) != LOST {
+                        group.set(lba % BLOCKS, UNKNOWN);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if unread > 0 && self.unread.fetch_add(unread, Ordering::Relaxed) == 0 {
+            tracing::warn!(
+                volume = self.name,
+                leg = self.leg.name(),
+                first = piece.lba,
+                "it was not closed in an orderly way, and its leg fails to read blocks: they are not checked until they are \
+                 written again (volume show counts them)"
+            );
+        }
+        Ok(adopted)
     }
 
     /// Takes blocks as they are; returns how many did not match.

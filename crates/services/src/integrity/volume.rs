@@ -47,7 +47,7 @@ pub(super) struct Integrity {
     pub(super) flushes: Flushes,
     /// Nothing was written since the leg was prepared or erased: all blocks are zeroes.
     pub(super) blank: AtomicBool,
-    /// A format or an erasure ended half-way: no request is answered.
+    /// A format or an erasure ended half-way, or it could not come into force: no request is answered.
     pub(super) closed: AtomicBool,
     /// Work on all of the volume at once: the background task's, or the operator's.
     pub(super) turn: Turn,
@@ -56,6 +56,8 @@ pub(super) struct Integrity {
     pub(super) mismatches: AtomicU64,
     /// Blocks whose checksums were made anew after a crash.
     pub(super) adopted: AtomicU64,
+    /// Blocks that could not be read then.
+    pub(super) unread: AtomicU64,
 }
 
 fn pack(geometry: &Geometry) -> u8 {
@@ -109,6 +111,7 @@ impl Integrity {
             control: Mutex::default(),
             mismatches: AtomicU64::new(0),
             adopted: AtomicU64::new(0),
+            unread: AtomicU64::new(0),
         })
     }
 
@@ -191,7 +194,7 @@ impl Integrity {
         match self.leg.submit(cx.deeper(), self.below(&request)) {
             Step::Done(Ok(())) if self.look_at(group, piece, request.segments).is_ok() => Step::Done(Ok(())),
             Step::Done(Ok(())) => wait(cx, self.read_slowly(cx, request)),
-            Step::Done(error) => Step::Done(error),
+            Step::Done(error) => Step::Done(noted(group, error)),
             Step::Wait(step) => wait(cx, self.finish_read(cx, group, request, step)),
         }
     }
@@ -227,7 +230,7 @@ impl Integrity {
         request: Request<'_>,
         step: TaskFuture<'_>,
     ) -> Result<(), BlockError> {
-        step.await?;
+        noted(group, step.await)?;
         let piece = Piece { lba: request.lba.0, count: request.count.0 };
         match self.look_at(group, piece, request.segments) {
             Ok(()) => Ok(()),
@@ -262,7 +265,7 @@ impl Integrity {
             writers_gone(cx, group, piece).await;
             let buffer = cx.buffers.take().await;
             let segments = [buffer.segment((piece.count << shift) as usize)];
-            self.read_leg(cx.deeper(), piece, &segments).await?;
+            noted(group, self.read_leg(cx.deeper(), piece, &segments).await)?;
             let Err(lba) = self.look_at(group, piece, &segments) else {
                 out.copy_from(segments[0]);
                 return Ok(());
@@ -277,8 +280,9 @@ impl Integrity {
             let result = self.read_leg(cx.deeper(), one, &segments).await;
             let is_wrong = result.is_ok() && !is_good(known, lba, segments[0]);
             group.unlock(one.at(), 1);
-            result?;
+            noted(group, result)?;
             if is_wrong {
+                group.suspect();
                 self.report(lba, known);
                 return Err(BlockError::ReadFault { errno: 0 });
             }
@@ -437,11 +441,16 @@ impl Integrity {
         Ok(())
     }
 
-    /// Whether blocks are known to be zeroes.
+    /// Whether blocks are known to be zeroes, and nothing was found that speaks against it.
     async fn is_zero(&self, cx: TaskContext<'_>, piece: Piece) -> Result<bool, BlockError> {
         let group = self.ready(cx, piece.lba / BLOCKS).await?;
-        Ok((0..piece.count).all(|at| group.entry(piece.at() + at) == ZERO))
+        Ok(!group.is_suspect() && (0..piece.count).all(|at| group.entry(piece.at() + at) == ZERO))
     }
+}
+
+/// What became of a read; one that failed is noted, so that an erasure of what was read is not left out.
+fn noted(group: &Group, read: Result<(), BlockError>) -> Result<(), BlockError> {
+    read.inspect_err(|_| group.suspect())
 }
 
 /// Whether a block in memory of ours is what an entry that is not locked says.

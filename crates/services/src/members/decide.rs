@@ -260,6 +260,14 @@ fn member_of<'a>(
     Ok(newest.members.iter().find(|member| member.id == id).map(|member| (member, table)))
 }
 
+/// Why a leg that was there is not known.
+fn why_unknown(leg: &Found, wanted: Wanted<'_>) -> String {
+    match leg.record {
+        Ok(None) => format!("it holds no {}: it was replaced, and is filled", wanted.rules.service),
+        _ => "the others do not know it, as after a change that failed: it is filled".to_owned(),
+    }
+}
+
 /// A set of legs that was there.
 fn go_on(
     found: &[Found],
@@ -298,13 +306,12 @@ fn go_on(
                 let was = was.filter(|_| wanted.reason == Reason::Open);
                 was.copied().unwrap_or_else(|| failed(fresh()))
             }
-            (Ok(None), _) => {
+            (Ok(None), _) | (_, None) => {
                 if leg.origin == LegOrigin::Kept && !newest.formatting {
-                    note(format!("it holds no {}: it was replaced, and is filled", wanted.rules.service));
+                    note(why_unknown(leg, wanted));
                 }
                 fill_all()
             }
-            (_, None) => fill_all(),
             // A copy of one that was there, as a migration leaves it that did not end, or a while ago. Of one that was being filled the marks may
             // be gone of what only the original got.
             (_, Some((member, _))) if added_again && member.state != LegState::Failed && !newest.formatting => fill_all(),
@@ -330,6 +337,36 @@ fn go_on(
     // Who asks for the size before gives the growth up.
     let table = Table { bytes, members, growing: newest.growing.filter(|to| *to == wanted.bytes), ..newest.clone() };
     Ok(Decision { table, last: newest.clone(), behind, all_stale, notes })
+}
+
+/// What follows for legs that come back to the one which had this table, when nothing but tables was written there meanwhile. `None`: the legs
+/// say something that it cannot know, and [`decide`] it.
+fn come_back(own: &Table, found: &[Found]) -> Option<Decision> {
+    let is_in_use = |id| own.members.iter().any(|member| member.id == id && member.state != LegState::Failed);
+    let lacks_one =
+        |said: &Table| said.members.iter().any(|member| member.state == LegState::Failed && is_in_use(member.id));
+    if own.members.len() != found.len() {
+        return None;
+    }
+    let (mut newest, mut behind) = (own.event, 0);
+    for (at, (member, leg)) in own.members.iter().zip(found).enumerate() {
+        let record = leg.record.as_ref().ok().and_then(Option::as_ref);
+        let said = record.filter(|(table, _)| table.set == own.set);
+        newest = newest.max(said.map_or(0, |(table, _)| table.event));
+        if member.state == LegState::Failed {
+            continue;
+        }
+        let (table, place) = said?;
+        let is_it = table.members.get(*place).is_some_and(|said| said.id == member.id);
+        if !is_it || lacks_one(table) {
+            return None;
+        }
+        behind |= 1 << at;
+    }
+    // Newer than what was said meanwhile. Those in use get this event before the next: two events behind, as those are that the other knew
+    // nothing of, a leg would be filled if the power went.
+    let table = Table { event: newest.checked_add(1)?, ..own.clone() };
+    Some(Decision { last: table.clone(), table, behind, all_stale: false, notes: Vec::new() })
 }
 
 /// Whether as many members as are needed are good.
@@ -417,6 +454,39 @@ impl Members {
         (if sure { union } else { [u64::MAX; BYTES / 8] }, newest)
     }
 
+    /// Has gone out of force, and how.
+    pub(crate) fn went(&self, how: Result<(), ServiceError>) -> Result<(), ServiceError> {
+        if let Some(on_legs) = &mut *self.on_legs() {
+            on_legs.went_in_order = how.is_ok() && self.masks().readable != 0;
+        }
+        how
+    }
+
+    /// Is about to come into force again, after a change that failed. What the legs say by now is what the one said that took its place for a
+    /// while: a leg which that one did without is unknown there, and as good as before if nothing was written.
+    pub(crate) fn come_back(&self, instead: Option<&Self>) {
+        let is_untouched = instead.is_some_and(|instead| instead.intent().is_none_or(Intent::is_untouched));
+        if let Some(on_legs) = &mut *self.on_legs() {
+            on_legs.still_holds = is_untouched && on_legs.went_in_order;
+        }
+    }
+
+    /// What was known when this was in force last, with its bitmap, if it still holds.
+    fn known_before(&self, found: &[Found]) -> Option<(Decision, Page)> {
+        let mut on_legs = self.on_legs();
+        let on_legs = on_legs.as_mut()?;
+        let table = &on_legs.table;
+        let is_sure = std::mem::take(&mut on_legs.still_holds)
+            && table.bytes == self.bytes()
+            && table.growing.is_none()
+            && !table.formatting
+            // What these have lost is found by their marks, if at all.
+            && (self.refused() | self.unflushed.legs()) == 0
+            && !self.admitting.load(Ordering::Acquire);
+        let page = self.intent()?.page();
+        is_sure.then(|| come_back(table, found)).flatten().map(|decision| (decision, page))
+    }
+
     /// Comes into force.
     pub(crate) fn take_up(&self, mount: &Mount, shape: Shape) -> Result<(), ServiceError> {
         self.make_room(mount)?;
@@ -429,14 +499,16 @@ impl Members {
             rules: self.rules,
             shape,
         };
-        let Decision { table, last, behind, all_stale, notes } = decide(&found, wanted, &mut fresh_id)?;
+        let (known_before, page_before) = self.known_before(&found).unzip();
+        let decided = known_before.map_or_else(|| decide(&found, wanted, &mut fresh_id), Ok)?;
+        let Decision { table, last, behind, all_stale, notes } = decided;
         for note in notes {
             tracing::warn!(name = self.name, "{note}");
         }
         let masks = table.masks();
         let known = found.iter().any(|leg| matches!(&leg.record, Ok(Some((found, _))) if found.set == table.set));
         let (page, page_generation) = if known { self.load_pages(masks.readable) } else { ([0; BYTES / 8], 0) };
-        let page = if all_stale { [u64::MAX; BYTES / 8] } else { page };
+        let page = if all_stale { [u64::MAX; BYTES / 8] } else { page_before.unwrap_or(page) };
         let others = self.load_pages(masks.writable).1;
         let intent = self.intent.get_or_init(|| Intent::new(self.bytes(), table.region_shift));
         if intent.shift() != table.region_shift {

@@ -258,6 +258,9 @@ impl Members {
         }
         if let Some(intent) = self.intent() {
             intent.start(&[0; BYTES / 8]);
+            // What differed is erased.
+            intent.decide();
+            self.forget_decided(intent);
         }
         self.store_all(true).inspect_err(|error| self.leave_off(error))
     }

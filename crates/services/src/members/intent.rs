@@ -1,10 +1,12 @@
 //! The write-intent bitmap: which regions of the volume may differ between the legs after a crash.
 //!
 //! ```text
-//!   wanted   somebody wants to write there; what the next store of the bitmap will say
-//!   durable  the bitmap on the legs says so: writes may go
-//!   touched  written since the last look: not idle
-//!   stale    the legs may differ there now: reads go to one leg, and resync has it to do
+//!   wanted     somebody wants to write there; what the next store of the bitmap will say
+//!   durable    the bitmap on the legs says so: writes may go
+//!   touched    written since the last look: not idle
+//!   stale      the legs may differ there now: reads go to one leg, and resync has it to do
+//!   undecided  they did differ there, and nothing told which leg is right: left to the operator
+//!   decided    undecided ones of which the operator has taken a leg out, that gets them when it is taken in again
 //! ```
 //!
 //! A write that finds its region durable costs two loads. `durable` is set by whoever stored the bitmap and cleared by whoever has the
@@ -37,6 +39,10 @@ struct Word {
 #[derive(Debug)]
 pub(crate) struct Intent {
     words: Box<[Word]>,
+    /// Undecided regions. Not in the words: no write looks at them.
+    undecided: Box<[AtomicU64]>,
+    /// Those that the operator has decided, and that have no mark yet.
+    decided: Box<[AtomicU64]>,
     /// Power of two of the bytes of a region.
     shift: u32,
     /// Number of regions.
@@ -75,7 +81,9 @@ impl Intent {
     pub(crate) fn new(bytes: u64, shift: u32) -> Self {
         let words = (0..WORDS).map(|_| Word::default()).collect();
         let count = || AtomicU64::new(0);
-        let intent = Self { words, shift, regions: count(), suspicions: count(), stale: count() };
+        let page = || (0..WORDS).map(|_| count()).collect();
+        let (undecided, decided) = (page(), page());
+        let intent = Self { words, undecided, decided, shift, regions: count(), suspicions: count(), stale: count() };
         intent.cover(bytes);
         intent
     }
@@ -155,6 +163,11 @@ impl Intent {
         (idle, suspicions)
     }
 
+    /// Whether nobody wanted to write since it [started](Self::start), or since [`Self::idle`].
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.words.iter().all(|word| word.touched.load(Ordering::Relaxed) == 0)
+    }
+
     /// Whether a suspicion came up since these regions seemed idle, or while they were looked at: that may be counted before, and its bits
     /// set after the look.
     pub(crate) fn is_doubted(&self, idle: &Page, suspicions: u64) -> bool {
@@ -181,8 +194,8 @@ impl Intent {
         }
     }
 
-    /// Takes [`Self::unmark`] back: what is still on the legs as it was is `durable`; else only the next store says so. Only for
-    /// whoever has the turn to store, since the marks were taken away.
+    /// Takes [`Self::unmark`] back, or marks other regions: what is still on the legs as it was is `durable`; else only the next store says
+    /// so. Only for whoever has the turn to store, since the marks were taken away.
     pub(crate) fn mark_again(&self, page: &Page, durable: bool) {
         for (word, bits) in self.words.iter().zip(page) {
             word.wanted.fetch_or(*bits, Ordering::Relaxed);
@@ -261,6 +274,34 @@ impl Intent {
                 self.suspect(&(region..=region));
             }
         }
+    }
+
+    /// A block of this region differs, and nothing tells which leg is right.
+    pub(crate) fn note_undecided(&self, region: u64) {
+        let (word, bit) = bit(region);
+        self.undecided[word].fetch_or(bit, Ordering::Relaxed);
+    }
+
+    /// Whether there are undecided regions.
+    pub(crate) fn has_undecided(&self) -> bool {
+        self.undecided.iter().any(|word| word.load(Ordering::Relaxed) != 0)
+    }
+
+    /// The operator has decided the undecided regions.
+    pub(crate) fn decide(&self) {
+        for (undecided, decided) in self.undecided.iter().zip(&self.decided) {
+            decided.fetch_or(undecided.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    /// The decided regions.
+    pub(crate) fn decided(&self) -> Page {
+        std::array::from_fn(|at| self.decided[at].load(Ordering::Relaxed))
+    }
+
+    /// The decided regions are marked, or nothing differs there any more.
+    pub(crate) fn forget_decided(&self) {
+        self.decided.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
     /// Suspicions so far: for [`Self::cleared`].

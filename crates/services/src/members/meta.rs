@@ -5,20 +5,57 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use millrace_block::{BlockError, TaskContext};
+use millrace_block::{BlockError, TaskContext, clock};
 
 use super::{
     Members,
-    intent::{Page, page_bytes},
+    intent::{Intent, Page, page_bytes},
     state::{LegState, Masks, Member, OnLegs, Telling, legs_of},
     why::{Refusals, Why},
 };
 use crate::{
     legs::{self, Stores},
-    locks::Taken,
+    locks::{Taken, until},
     record::Region,
     service::ServiceError,
 };
+
+/// How long the answer of `fail` waits for the turn to store marks, in nanoseconds.
+const MARK_PATIENCE: u64 = if cfg!(test) { 50_000_000 } else { 5_000_000_000 };
+
+/// What became of undecided regions when the operator took a leg out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Decided {
+    /// There are none.
+    Nothing,
+    /// They are marked when the leg is taken in again.
+    Later,
+    /// They are marked, durably.
+    Marked,
+    /// They could not be marked: the leg is filled with everything.
+    Unmarked,
+}
+
+impl Decided {
+    /// What the answer says of it.
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::Nothing => "",
+            Self::Later => {
+                "; \"rebuild\" fills it from the others also where the legs were found to differ, unless the volume is opened \
+                 anew before: first \"fail\" any other leg that is wrong there"
+            }
+            Self::Marked => {
+                "; \"rebuild\" fills it from the others also where the legs were found to differ: before that, \"fail\" any \
+                 other leg that is wrong there"
+            }
+            Self::Unmarked => {
+                "; where the legs were found to differ could not be marked: \"rebuild\" fills it with everything, unless the \
+                 volume is opened anew before"
+            }
+        }
+    }
+}
 
 impl Members {
     /// Stores what the bitmap is to say on all legs that are written, and drops those that refuse. The caller has the turn.
@@ -161,6 +198,60 @@ impl Members {
     /// Whether the bitmap does not tell all that a leg lacks.
     pub(super) fn lacks_unmarked(&self, leg: usize) -> bool {
         self.lacks_unmarked.load(Ordering::Acquire) >> leg & 1 == 1
+    }
+
+    /// The legs differ in this block, and nothing tells which of them is right: the operator may.
+    pub(crate) fn note_undecided(&self, at: u64) {
+        if let Some(intent) = self.intent() {
+            intent.note_undecided(at >> intent.shift());
+        }
+    }
+
+    /// The operator has taken out a leg that was in all comparisons: it gets the undecided regions when it is taken in again. They are marked
+    /// at once where no other leg can go. While one can they are not: after a crash such a mark has the legs in use made equal, and the next
+    /// one to go may be the only one that is wrong. Then the leg's return marks them.
+    pub(super) async fn decide(&self, cx: TaskContext<'_>, leg: usize) -> Decided {
+        let Some(intent) = self.intent() else { return Decided::Nothing };
+        if self.asked.load(Ordering::Acquire) == 0 && !intent.has_undecided() {
+            return Decided::Nothing;
+        }
+        intent.decide();
+        self.asked.fetch_or(1 << leg, Ordering::AcqRel);
+        if self.masks().readable.count_ones() as usize > self.rules.least {
+            return Decided::Later;
+        }
+        // Whoever has the turn may flush the leg that never answers, for which this one was taken out.
+        let deadline = clock::now() + MARK_PATIENCE;
+        let look = || match self.page_turn.try_take() {
+            None if clock::now() < deadline => None,
+            turn => Some(turn),
+        };
+        let marked = match until(cx, look).await {
+            Some(turn) if self.is_asked(leg) => {
+                intent.mark_again(&intent.decided(), false);
+                self.store_page(cx, &turn).await.is_ok()
+            }
+            // Somebody took it in again meanwhile, with these.
+            Some(_) => return Decided::Nothing,
+            None => false,
+        };
+        if !marked {
+            // No mark tells.
+            legs_of(self.asked.load(Ordering::Acquire)).for_each(|leg| self.note_wrong(leg));
+        }
+        self.forget_decided(intent);
+        if marked { Decided::Marked } else { Decided::Unmarked }
+    }
+
+    /// Whether the operator has taken this leg out where regions are decided that no mark tells of yet.
+    fn is_asked(&self, leg: usize) -> bool {
+        self.asked.load(Ordering::Acquire) >> leg & 1 == 1
+    }
+
+    /// No leg needs to be given decided regions beyond the marks.
+    pub(super) fn forget_decided(&self, intent: &Intent) {
+        intent.forget_decided();
+        self.asked.store(0, Ordering::Release);
     }
 
     /// Changes the table for legs that fail now.
@@ -340,10 +431,20 @@ impl Members {
         let Some(intent) = self.intent() else { return Err(BlockError::NotReady) };
         self.drop_the_late(cx).await?;
         let page_turn = self.page_turn.take(cx).await;
+        let is_asked = self.is_asked(leg);
         if full {
-            // On the good legs first: should the power go, nobody may think that little is missing.
             intent.want_all();
+        }
+        if is_asked {
+            intent.mark_again(&intent.decided(), false);
+        }
+        if full || is_asked {
+            // On the good legs first: should the power go, nobody may think that little is missing.
             self.store_page(cx, &page_turn).await?;
+        }
+        if is_asked {
+            // Others that were taken out get them by the marks: these stay as long as one is out.
+            self.forget_decided(intent);
         }
         // It may be the last one some day, and then knows what the others miss: what is marked now is not stored again. In both
         // copies, for it may have newer numbers than the others.

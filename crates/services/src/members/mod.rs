@@ -41,6 +41,7 @@ use millrace_block::{BlockError, BlockSize, TaskContext, Volume};
 
 use self::{
     intent::{Intent, least_shift},
+    meta::Decided,
     refused::Refused,
     state::{LegState, MOST_LEGS, Masks, Member, NEWEST, OnLegs, SharedMasks, Table, legs_of},
     why::Why,
@@ -151,6 +152,8 @@ pub(crate) struct Members {
     damaged: Mutex<Vec<Option<String>>>,
     /// Legs of which it is known that they lack something of which no mark tells.
     lacks_unmarked: AtomicU8,
+    /// Legs that the operator has taken out, and that are to get the decided regions, of which no mark tells yet.
+    asked: AtomicU8,
     /// Legs that refused a flush, whoever asked them.
     refused: Refused,
     /// Of them those that had to stay, where each leg has its own place ([`Self::note_unflushed`]).
@@ -237,6 +240,7 @@ impl Members {
             on_legs: Mutex::new(None),
             damaged: Mutex::default(),
             lacks_unmarked: AtomicU8::new(0),
+            asked: AtomicU8::new(0),
             refused: Refused::default(),
             unflushed: Refused::default(),
             losses: Losses::default(),
@@ -280,8 +284,8 @@ impl Members {
         readable >> leg & 1 == 1
     }
 
-    /// Nothing is read or written any more. For whoever has the turn to change the table.
-    fn halt(&self) {
+    /// Nothing is read or written any more. For whoever has the turn to change the table, or where no request is in flight.
+    pub(crate) fn halt(&self) {
         let readable = self.masks().readable;
         if readable != 0 {
             // Release, before the masks: who finds these empty finds it.
@@ -396,6 +400,19 @@ impl Members {
 
     /// The command `fail`.
     pub(crate) fn fail_leg(self: &Arc<Self>, leg: usize) -> Result<String, ServiceError> {
+        // One that is being filled is in no comparison.
+        let is_compared = self.masks().readable >> leg & 1 == 1;
+        self.take_out(leg)?;
+        let decided = if is_compared {
+            self.wait_for(move |me, cx| Box::pin(async move { me.decide(cx, leg).await }))?
+        } else {
+            Decided::Nothing
+        };
+        Ok(format!("leg {leg} is out of use{}", decided.text()))
+    }
+
+    /// Takes a leg out of use that can be spared. It decides nothing: that the leg failed does not say that what it has is wrong.
+    pub(crate) fn take_out(self: &Arc<Self>, leg: usize) -> Result<(), ServiceError> {
         let masks = self.masks();
         if masks.writable >> leg & 1 == 0 {
             return Err(ServiceError::NotNow(format!("leg {leg} is out of use already")));
@@ -412,8 +429,7 @@ impl Members {
             what: "record the failure of",
             leg: self.leg_name(leg).to_owned(),
             source,
-        })?;
-        Ok(format!("leg {leg} is out of use"))
+        })
     }
 
     /// The command `rebuild`. `prepare` makes the leg ready for what else the service keeps there.

@@ -102,12 +102,16 @@ pub(crate) struct OnLegs {
     pub(super) generation: u64,
     /// Stores of the bitmap so far.
     pub(super) page_generation: u64,
+    /// This went out of force in an orderly way, and had been in force.
+    pub(super) went_in_order: bool,
+    /// It holds at the next mount: nothing was written since this was out of force ([`Members::come_back`](super::Members::come_back)).
+    pub(super) still_holds: bool,
 }
 
 impl OnLegs {
     /// What was found is the table `last`, with its newest copy of that number, and legs that have an older one.
     pub(super) fn new(table: Table, last: Table, behind: u8, generation: u64, page_generation: u64) -> Self {
-        Self { table, last, behind, generation, page_generation }
+        Self { table, last, behind, generation, page_generation, went_in_order: false, still_holds: false }
     }
 
     /// What changes now is one event, however much it is, until it is stored. Its number.

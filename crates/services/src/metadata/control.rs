@@ -202,22 +202,15 @@ impl Tagged {
         self.control().damaged = damaged;
         Ok(())
     }
-}
 
-impl Service for Tagged {
-    fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
-        self.forget_all();
-        if let Some(previous) = mount.previous::<Self>() {
-            self.flushes.take_over(&previous.flushes);
-        }
-        self.closed.store(false, Ordering::Relaxed);
+    /// Finds what is on the leg, or prepares it.
+    fn come_into_force(&self, mount: &Mount) -> Result<(), ServiceError> {
         if self.blocks() > MOST_BLOCKS {
             return Err(ServiceError::Legs(format!("it has more than {MOST_BLOCKS} blocks: use larger blocks")));
         }
         // Another form of metadata, by the operator's wish, and what they were can go.
         let other = mount.previous::<Self>().is_some_and(|previous| previous.plan.format != self.plan.format);
-        // Nothing of the kind was over this leg.
-        let is_new = mount.reason == Reason::Change && mount.previous.is_none();
+        let is_new = mount.is_new_leg(0);
         match REGION.load(self.leg())? {
             Some(found) if other || is_new && mount.reformat => {
                 // What the old header says counts no more, also if this is cut short.
@@ -233,6 +226,20 @@ impl Service for Tagged {
                  size was cut short, create the volume again)",
             )),
         }
+    }
+}
+
+impl Service for Tagged {
+    fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        self.forget_all();
+        if let Some(previous) = mount.previous::<Self>() {
+            self.flushes.take_over(&previous.flushes);
+        }
+        // On the way back from a change, too: what is acknowledged without a header is found by nobody.
+        self.closed.store(true, Ordering::Relaxed);
+        let done = self.come_into_force(mount);
+        self.closed.store(done.is_err(), Ordering::Relaxed);
+        done
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {
@@ -271,7 +278,7 @@ impl Service for Tagged {
         }
         if self.closed.load(Ordering::Relaxed) {
             status.health = Health::Failed;
-            let what = "a format or an erasure ended half-way: format the volume, or open it again";
+            let what = "a format, an erasure or a change of the stack ended half-way: open the volume again, or format it";
             status.facts.push(("closed".to_owned(), what.to_owned()));
         }
         status

@@ -14,6 +14,15 @@ use crate::locks::until;
 /// Groups that are closed with one flush, and at all while a guest waits.
 const CLOSED_TOGETHER: usize = 256;
 
+/// What to do where a group's metadata, if there are any, are in a page that cannot be read, which may be for a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unread {
+    /// Fail, and try again the next time.
+    Fails,
+    /// Go on without them: blocks are about to be written, and have to have their page.
+    IsLost,
+}
+
 impl Tagged {
     pub(super) fn uuid(&self) -> [u8; 16] {
         self.control().uuid
@@ -25,7 +34,7 @@ impl Tagged {
     }
 
     /// A group whose pages were read.
-    pub(super) async fn ready(&self, cx: TaskContext<'_>, number: u64) -> Result<&Group, BlockError> {
+    pub(super) async fn ready(&self, cx: TaskContext<'_>, number: u64, unread: Unread) -> Result<&Group, BlockError> {
         let group = self.table.need(number);
         while !group.is_ready() {
             if group.is_claimed() {
@@ -36,7 +45,7 @@ impl Tagged {
             if let Some(claim) = group.try_claim()
                 && !group.is_ready()
             {
-                self.load(Means { cx: cx.deeper(), buffer: &buffer }, number, group, &claim).await?;
+                self.load(Means { cx: cx.deeper(), buffer: &buffer }, number, (group, &claim), unread).await?;
             }
         }
         Ok(group)
@@ -57,42 +66,67 @@ impl Tagged {
     }
 
     /// What a group's pages on the leg say.
-    async fn find(&self, means: Means<'_>, number: u64) -> Result<Found, BlockError> {
-        let bytes = match self.read_pages(means, number, 0, PAGES as usize).await {
+    async fn find(&self, means: Means<'_>, number: u64, unread: Unread) -> Result<Found, BlockError> {
+        let uuid = self.uuid();
+        match self.read_pages(means, number, 0, PAGES as usize).await {
             // One of them may be there.
-            Err(BlockError::ReadFault { .. }) => {
-                let first = self.read_pages(means, number, 0, PAGE).await;
-                let second = self.read_pages(means, number, PAGE, PAGE).await;
-                match (first, second) {
-                    (Ok(first), Err(BlockError::ReadFault { .. })) => [first, vec![0xff; PAGE]].concat(),
-                    (Err(BlockError::ReadFault { .. }), Ok(second)) => [vec![0xff; PAGE], second].concat(),
-                    (first, second) => [first?, second?].concat(),
-                }
+            Err(BlockError::ReadFault { .. }) => {}
+            bytes => {
+                let bytes = bytes?;
+                let (first, second) = bytes.split_at(PAGE);
+                return Ok(choose([Some(first), Some(second)], &uuid, number));
             }
-            bytes => bytes?,
+        }
+        let first = self.read_pages(means, number, 0, PAGE).await;
+        let second = self.read_pages(means, number, PAGE, PAGE).await;
+        let fault = match (&first, &second) {
+            (Ok(_), Ok(_)) => None,
+            (Ok(_), Err(fault @ BlockError::ReadFault { .. })) | (Err(fault @ BlockError::ReadFault { .. }), Ok(_)) => {
+                Some(*fault)
+            }
+            (Err(error), _) | (_, Err(error)) => return Err(*error),
         };
-        Ok(choose(&bytes, &self.uuid(), number))
+        let found = choose([first.as_deref().ok(), second.as_deref().ok()], &uuid, number);
+        match fault {
+            Some(fault) if matches!(found, Found::Unread { .. }) && unread == Unread::Fails => Err(fault),
+            _ => Ok(found),
+        }
     }
 
-    async fn load(&self, means: Means<'_>, number: u64, group: &Group, _: &Claim<'_>) -> Result<(), BlockError> {
+    async fn load(
+        &self,
+        means: Means<'_>,
+        number: u64,
+        (group, _): (&Group, &Claim<'_>),
+        unread: Unread,
+    ) -> Result<(), BlockError> {
         let (volume, leg) = (self.name(), self.leg().name());
         let (first, count) = (number * BLOCKS, self.blocks_of(number));
-        match self.find(means, number).await? {
+        let found = self.find(means, number, unread).await?;
+        if let Found::Unread { sequence } = &found {
+            group.sequence.store(*sequence, Ordering::Relaxed);
+        }
+        match found {
             Found::Fresh => {}
-            Found::Lost => {
-                tracing::error!(volume, leg, first, count, "the metadata of these blocks are damaged in both places");
+            Found::Lost | Found::Unread { .. } => {
+                tracing::error!(volume, leg, first, count, "the metadata of these blocks are whole in neither place");
                 (0..count).for_each(|at| group.set(at, Entry::LOST));
                 self.lost.fetch_add(count, Ordering::Relaxed);
             }
-            Found::Pages { newer, older, alone } => {
+            Found::Pages { newer, older, alone, unread } => {
                 if alone {
-                    tracing::warn!(volume, leg, first, count, "one copy of these blocks' metadata is damaged");
+                    let what = if unread { "cannot be read" } else { "is damaged" };
+                    tracing::warn!(volume, leg, first, count, "one copy of these blocks' metadata {what}");
                 }
                 for at in 0..count {
                     self.take(means, group, Piece { lba: first + at, count: 1 }, (&newer, older.as_ref()), alone).await?;
                     if at % 32 == 31 {
                         yield_now().await;
                     }
+                }
+                if unread {
+                    // The next start may read it: nothing takes its place before there is something to write.
+                    group.touched.store(false, Ordering::Relaxed);
                 }
                 group.sequence.store(newer.sequence, Ordering::Relaxed);
             }

@@ -121,11 +121,25 @@ pub(super) struct Page {
     pub(super) entries: Box<[Entry]>,
 }
 
+impl Page {
+    /// What it says where its successor may be there and cannot be read: that one may have given metadata to blocks that have none by this one.
+    fn succeeded_unread(mut self) -> Self {
+        let known = |said: Candidate| if said == Candidate::Absent { Candidate::Lost } else { said };
+        self.entries.iter_mut().for_each(|Entry { newest, other }| {
+            (*newest, *other) = (known(*newest), other.map(known));
+        });
+        self
+    }
+}
+
 /// One of a group's two places for a page.
 enum Copy {
     Empty,
     Good(Page),
+    /// Not as it was written: it did not come to its end, or has rotted.
     Damaged,
+    /// Nobody knows. A crash leaves none such.
+    Unreadable,
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
@@ -193,17 +207,23 @@ pub(super) enum Found {
         newer: Page,
         /// The one before it, if it is there.
         older: Option<Page>,
-        /// The other one is damaged.
+        /// The other one is damaged, or cannot be read.
         alone: bool,
+        /// It cannot be read.
+        unread: bool,
     },
     /// Both pages are damaged.
     Lost,
+    /// What metadata there are, if any, is in a page that cannot be read.
+    Unread {
+        /// The group's next page comes after this one, and so in that one's place: it may have any sequence, and would count again.
+        sequence: u64,
+    },
 }
 
-/// Which page counts, of both places.
-pub(super) fn choose(bytes: &[u8], uuid: &[u8; 16], group: u64) -> Found {
-    let places = bytes.split_at(PAGE.min(bytes.len()));
-    let mut found = [places.0, places.1].map(|bytes| decode(bytes, uuid, group));
+/// Which page counts, of both places; `None`: it cannot be read.
+pub(super) fn choose(places: [Option<&[u8]>; 2], uuid: &[u8; 16], group: u64) -> Found {
+    let mut found = places.map(|bytes| bytes.map_or(Copy::Unreadable, |bytes| decode(bytes, uuid, group)));
     for (place, copy) in (0..).zip(&mut found) {
         if matches!(copy, Copy::Good(page) if page.sequence % 2 != place) {
             // In the other one's place.
@@ -213,17 +233,22 @@ pub(super) fn choose(bytes: &[u8], uuid: &[u8; 16], group: u64) -> Found {
     match found {
         [Copy::Good(one), Copy::Good(other)] => {
             let (newer, older) = if one.sequence > other.sequence { (one, other) } else { (other, one) };
-            Found::Pages { newer, older: Some(older), alone: false }
+            Found::Pages { newer, older: Some(older), alone: false, unread: false }
         }
         [Copy::Good(newer), Copy::Empty] | [Copy::Empty, Copy::Good(newer)] => {
-            Found::Pages { newer, older: None, alone: false }
+            Found::Pages { newer, older: None, alone: false, unread: false }
         }
         [Copy::Good(newer), Copy::Damaged] | [Copy::Damaged, Copy::Good(newer)] => {
-            Found::Pages { newer, older: None, alone: true }
+            Found::Pages { newer, older: None, alone: true, unread: false }
         }
-        // The first page of all did not come to its end, and no data before it.
-        [Copy::Empty | Copy::Damaged, Copy::Empty] | [Copy::Empty, Copy::Damaged] => Found::Fresh,
+        [Copy::Good(newer), Copy::Unreadable] | [Copy::Unreadable, Copy::Good(newer)] => {
+            Found::Pages { newer: newer.succeeded_unread(), older: None, alone: true, unread: true }
+        }
+        // The first page of all, which comes to the second place, did not come to its end, and no data before it.
+        [Copy::Empty | Copy::Damaged | Copy::Unreadable, Copy::Empty] | [Copy::Empty, Copy::Damaged] => Found::Fresh,
         [Copy::Damaged, Copy::Damaged] => Found::Lost,
+        [_, Copy::Unreadable] => Found::Unread { sequence: 0 },
+        [Copy::Unreadable, Copy::Damaged] => Found::Unread { sequence: 1 },
     }
 }
 
@@ -267,8 +292,8 @@ mod tests {
             let second = encode(&uuid, group, other, |_| Entry::FRESH);
             let page = Page { sequence, entries: (0..BLOCKS).map(entry).collect() };
             let empty = [0; PAGE];
-            let both = |one: &[u8], other: &[u8], group| choose(&[one, other].concat(), &uuid, group);
-            let alone = Found::Pages { newer: page.clone(), older: None, alone: false };
+            let both = |one: &[u8], other: &[u8], group| choose([Some(one), Some(other)], &uuid, group);
+            let alone = Found::Pages { newer: page.clone(), older: None, alone: false, unread: false };
             prop_assert_eq!(both(&first, &empty, group), alone);
             prop_assert_eq!(both(&empty, &first, group), Found::Fresh, "in the other's place");
             prop_assert_eq!(both(&first, &second, group ^ 1), Found::Lost, "another group's");
@@ -276,11 +301,32 @@ mod tests {
             prop_assert!(counts(&both(&first, &second, group)));
             let mut damaged = second;
             damaged[at] ^= 1 << bit;
-            prop_assert_eq!(both(&first, &damaged, group), Found::Pages { newer: page, older: None, alone: true });
+            prop_assert_eq!(both(&first, &damaged, group), Found::Pages { newer: page, older: None, alone: true, unread: false });
             let mut both_damaged = first;
             both_damaged[at] ^= 1 << bit;
             prop_assert_eq!(both(&both_damaged, &damaged, group), Found::Lost);
         }
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_read_may_have_said_anything() {
+        let (uuid, empty) = ([7; 16], [0; PAGE]);
+        let value = Candidate::Value { tag: 5, checksum: 6 };
+        let entry = |at| if at == 0 { Entry { newest: value, other: Some(Candidate::Absent) } } else { Entry::FRESH };
+        let [second, first] = [1, 2].map(|sequence| encode(&uuid, 3, sequence, entry));
+        let read = |first: Option<&[u8]>, second: Option<&[u8]>| choose([first, second], &uuid, 3);
+        for (found, sequence) in [(read(None, Some(&second)), 1), (read(Some(&first), None), 2)] {
+            let Found::Pages { newer, older: None, alone: true, unread: true } = found else { panic!("{found:?}") };
+            assert_eq!(newer.sequence, sequence);
+            assert_eq!(newer.entries[0], Entry { newest: value, other: Some(Candidate::Lost) });
+            assert!(newer.entries[1..].iter().all(|entry| *entry == Entry::LOST));
+        }
+        assert_eq!(read(Some(&empty), None), Found::Unread { sequence: 0 });
+        assert_eq!(read(None, Some(&empty)), Found::Fresh, "the first place is taken after the second");
+        let damaged = [1; PAGE];
+        // What is written next takes its place.
+        let found = [read(Some(&damaged), None), read(None, Some(&damaged))];
+        assert_eq!(found, [Found::Unread { sequence: 0 }, Found::Unread { sequence: 1 }]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use millrace_block::{BlockCount, BlockError, BlockSize, TaskContext, Volume as _
 
 use super::{
     control::Phase,
+    load::Unread,
     page::{BLOCKS, Candidate, NO_TAG, OFFSET, REGION, block_start, checksum_of, group_start, leg_bytes},
     table::MOST_BLOCKS,
     volume::{Means, Tagged},
@@ -52,7 +53,7 @@ impl Tagged {
     /// Does what may end half-way: then no request is answered until this, or a mount, succeeds. What was written meanwhile would be erased
     /// when the volume is opened.
     fn close_until_whole<E: std::fmt::Display>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-        self.closed.store(true, Ordering::Relaxed);
+        let was_closed = self.closed.swap(true, Ordering::Relaxed);
         let generation = self.control().generation;
         let done = work();
         // A leg that refuses a block size has done nothing yet, or has begun where the header was.
@@ -63,7 +64,7 @@ impl Tagged {
             let (volume, leg) = (self.name(), self.leg().name());
             tracing::error!(volume, leg, %error, "a format or an erasure ended half-way: no request is answered until one succeeds");
         } else {
-            self.closed.store(false, Ordering::Relaxed);
+            self.closed.store(done.is_err() && was_closed, Ordering::Relaxed);
         }
         done
     }
@@ -146,7 +147,7 @@ impl Tagged {
 
     /// The blocks of a group from `at` on have no metadata.
     async fn cut_group(&self, cx: TaskContext<'_>, number: u64, at: u64) -> Result<(), BlockError> {
-        let group = self.ready(cx, number).await?;
+        let group = self.ready(cx, number, Unread::Fails).await?;
         until(cx, || group.try_lock(at, BLOCKS - at).then_some(())).await;
         let buffer = cx.buffers.take().await;
         let zeroes = vec![0; self.block_size().bytes() as usize];

@@ -15,6 +15,7 @@ use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment, SegmentCursor};
 use super::{
     MetadataPlan,
     control::Control,
+    load::Unread,
     page::{BLOCKS, Candidate, NO_TAG, block_start, blocks_in, checksum_of},
     table::{Group, Table},
 };
@@ -84,7 +85,7 @@ pub(super) struct Tagged {
     pub(super) hurried: AtomicBool,
     /// Nothing was written since the leg was prepared or erased.
     pub(super) blank: AtomicBool,
-    /// A format or an erasure ended half-way: no request is answered.
+    /// A format or an erasure ended half-way, or it did not come into force: no request is answered.
     pub(super) closed: AtomicBool,
     /// How metadata are shown ([`MetadataFormat::bits`]), or [`Self::HIDDEN`].
     pub(super) shown: AtomicU8,
@@ -279,7 +280,7 @@ impl Tagged {
         tags: Option<Segment>,
     ) -> Result<(), BlockError> {
         self.not_blank();
-        let group = self.ready(cx, piece.group()).await?;
+        let group = self.ready(cx, piece.group(), Unread::IsLost).await?;
         let buffer = loop {
             // Before the locks: who waits for these has no buffer, but others may.
             let buffer = cx.buffers.take().await;
@@ -357,7 +358,7 @@ impl Tagged {
 
     async fn read_tagged(&self, cx: TaskContext<'_>, request: TaggedRequest) -> Result<(), BlockError> {
         for piece in Piece::all(request.lba, request.count, u64::MAX) {
-            let group = self.ready(cx, piece.group()).await?;
+            let group = self.ready(cx, piece.group(), Unread::Fails).await?;
             let (data, metadata) = self.parts(&request, piece);
             loop {
                 let before = until(cx, || group.version(piece.at(), piece.count)).await;

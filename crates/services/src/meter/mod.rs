@@ -23,7 +23,7 @@ use crate::{
     background::Task,
     gate::{Gate, Gated},
     legs::writes_zeroes,
-    service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status, Word},
+    service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status, Word, of_type},
     settings::{SettingError, Settings},
     throttle::{self, HeldTime},
 };
@@ -273,8 +273,7 @@ pub struct Meters {
 
 /// Reads a meter; `None` when the service is none, or was never in force.
 pub fn read(service: &Arc<dyn Service>) -> Option<Meters> {
-    let any: Arc<dyn Any + Send + Sync> = Arc::<dyn Service>::clone(service);
-    let meter = any.downcast::<Gated<Meter>>().ok()?;
+    let meter = of_type::<Gated<Meter>>(service)?;
     let Meter { tenant, counted, .. } = meter.gate();
     let Sums { all, apart, held_back } = meter.gate().sums()?;
     let throttled_us = u64::try_from(held_back.as_micros()).unwrap_or(u64::MAX);

@@ -31,7 +31,6 @@ mod tests;
 mod walk;
 
 use std::{
-    any::Any,
     ops::Range,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
@@ -45,7 +44,7 @@ use self::holes::Holes;
 use crate::{
     legs::{Leg, common_block_size},
     locks::Ranges,
-    service::{Build, Kind, Layout, Plan, Service, ServiceError, Word},
+    service::{Build, Kind, Layout, Plan, Service, ServiceError, Word, of_type},
     settings::{SettingError, Settings},
 };
 
@@ -208,8 +207,7 @@ pub enum Progress {
 
 /// How a migration is doing; `None` when the service is none.
 pub fn progress(service: &Arc<dyn Service>) -> Option<Progress> {
-    let any: Arc<dyn Any + Send + Sync> = Arc::<dyn Service>::clone(service);
-    Some(any.downcast::<Move>().ok()?.progress())
+    Some(of_type::<Move>(service)?.progress())
 }
 
 impl Move {

@@ -9,7 +9,7 @@ use std::{
 
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Extent, Geometry, Lba, Operation, Request, Scratch, Step, TaskContext, Usage, Volume,
-    VolumeError, check, future_bytes,
+    VolumeError, check, future_bytes, placed_bytes,
 };
 use millrace_memory::{BUFFER_SIZE, BounceBuffer, Segment, SegmentCursor};
 
@@ -154,7 +154,7 @@ impl Move {
 
     /// Scratch bytes that [`Self::write_piece`] takes beside its future.
     fn piece_bytes(&self) -> usize {
-        let arena = |leg: &dyn Volume| size_of::<Scratch>().next_multiple_of(8) + leg.scratch_bytes().next_multiple_of(8);
+        let arena = |leg: &dyn Volume| placed_bytes::<Scratch>() + leg.scratch_bytes().next_multiple_of(8);
         arena(&*self.old) + arena(&*self.new)
     }
 
@@ -231,7 +231,7 @@ impl Volume for Move {
 
     fn scratch_bytes(&self) -> usize {
         let own = future_bytes(Self::write).max(future_bytes(Self::copy)).max(future_bytes(Self::both));
-        own + size_of::<Scratch>().next_multiple_of(8) + self.piece_bytes() + size_of::<Segment>()
+        own + placed_bytes::<Scratch>() + self.piece_bytes() + size_of::<Segment>()
     }
 
     fn resize(&self, _: BlockCount) -> Result<(), VolumeError> {

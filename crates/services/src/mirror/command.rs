@@ -8,7 +8,7 @@ use super::{KIND, Mirror};
 use crate::{
     background::Task,
     members::decide::Shape,
-    service::{Health, Mount, Progress, Service, ServiceError, Status},
+    service::{Health, Mount, Progress, Service, ServiceError, Status, of_type},
     settings::Settings,
 };
 
@@ -19,13 +19,19 @@ impl Service for Mirror {
         }
         let block_size = self.shape().block_size;
         let more = if block_size == BlockSize::B4096 { 4095 } else { 0 };
-        self.members.take_up(mount, Shape { block_size, more })?;
+        // Where it was in force and comes back from a change: what is acknowledged without its tables is found by nobody.
+        self.members.take_up(mount, Shape { block_size, more }).inspect_err(|_| self.members.halt())?;
         self.look_again(block_size);
         Ok(())
     }
 
+    fn mount_again(&self, mount: &Mount, instead: Option<&Arc<dyn Service>>) -> Result<(), ServiceError> {
+        self.members.come_back(instead.and_then(of_type::<Self>).as_ref().map(|instead| &*instead.members));
+        self.mount(mount)
+    }
+
     fn unmount(&self) -> Result<(), ServiceError> {
-        self.members.put_away()
+        self.members.went(self.members.put_away())
     }
 
     fn leave(&self) -> Result<(), ServiceError> {

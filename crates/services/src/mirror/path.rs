@@ -4,7 +4,7 @@ use std::{future::Future, sync::atomic::Ordering};
 
 use millrace_block::{
     BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, Operation, Request, Scratch, ScratchBox, Step,
-    TaskContext, Usage, Volume, VolumeError, check, future_bytes,
+    TaskContext, Usage, Volume, VolumeError, check, future_bytes, placed_bytes,
 };
 use millrace_memory::{Access, BUFFER_SIZE, BounceBuffer, Places, Segment, SegmentCursor, copy_to_all};
 
@@ -428,13 +428,13 @@ impl Mirror {
     /// Scratch bytes of a read or write of one buffer's length.
     fn piece_bytes(&self) -> usize {
         let inner = largest_scratch(&self.legs).next_multiple_of(8);
-        let read = read_bytes(Self::follow_read) + 2 * (size_of::<Scratch>().next_multiple_of(8) + inner);
+        let read = read_bytes(Self::follow_read) + 2 * (placed_bytes::<Scratch>() + inner);
         self.write_bytes().max(read)
     }
 
     /// Scratch bytes of a write of one buffer's length.
     fn write_bytes(&self) -> usize {
-        let each = size_of::<Scratch>().next_multiple_of(8) + largest_scratch(&self.legs).next_multiple_of(8);
+        let each = placed_bytes::<Scratch>() + largest_scratch(&self.legs).next_multiple_of(8);
         // One more than legs: for the tables after a failure.
         let legs = (self.legs.len() + 1) * each;
         legs + size_of::<Segment>() + future_bytes(Self::write_later) + wait_bytes(Self::wait_for_legs)
@@ -450,12 +450,12 @@ fn copy<'a>(cx: TaskContext<'a>, buffer: &BounceBuffer, from: &mut SegmentCursor
 
 /// Scratch bytes that the future of [`Mirror::wait_for_legs`] takes.
 fn wait_bytes<'a, F: Future>(_: fn(&'a Mirror, TaskContext<'a>, Writing<'a>, Request<'a>, usize, Step<'a>) -> F) -> usize {
-    size_of::<F>().next_multiple_of(8)
+    placed_bytes::<F>()
 }
 
 /// Scratch bytes that the future of [`Mirror::follow_read`] takes.
 fn read_bytes<'a, F: Future>(_: fn(&'a Mirror, TaskContext<'a>, Request<'a>, Queued<'a>, usize, Step<'a>) -> F) -> usize {
-    size_of::<F>().next_multiple_of(8)
+    placed_bytes::<F>()
 }
 
 impl Volume for Mirror {
@@ -500,7 +500,7 @@ impl Volume for Mirror {
 
     fn scratch_bytes(&self) -> usize {
         let long = future_bytes(Self::in_pieces).max(future_bytes(Self::copy));
-        let scratch = size_of::<Scratch>().next_multiple_of(8);
+        let scratch = placed_bytes::<Scratch>();
         future_bytes(Self::open_up) + scratch + long + scratch + self.piece_bytes()
     }
 

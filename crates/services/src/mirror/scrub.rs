@@ -163,6 +163,7 @@ impl Mirror {
         }
         let lba = at >> self.shape().block_size.shift();
         let Some(right) = majority(values) else {
+            self.members.note_undecided(at);
             self.note_differing(lba);
             return false;
         };
@@ -191,8 +192,8 @@ impl Mirror {
             tracing::error!(
                 mirror = self.name,
                 lba,
-                "the legs differ, and nothing tells which one is right: compare with a backup, and \"fail\" and \"rebuild\" \
-                 the leg that is wrong"
+                "the legs differ, and nothing tells which one is right: compare with a backup, \"fail\" each leg that is \
+                 wrong, and then \"rebuild\" it"
             );
         }
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::Ordering};
 use super::{KIND, Parity};
 use crate::{
     background::Task,
-    service::{Health, Mount, Progress, Service, ServiceError, Status},
+    service::{Health, Mount, Progress, Service, ServiceError, Status, of_type},
     settings::Settings,
 };
 
@@ -14,11 +14,17 @@ impl Service for Parity {
         if let Some(previous) = mount.previous::<Self>() {
             self.members.losses.take_over(&previous.members.losses);
         }
-        self.take_up(mount)
+        // Where it was in force and comes back from a change: what is acknowledged without its tables is found by nobody.
+        self.take_up(mount).inspect_err(|_| self.members.halt())
+    }
+
+    fn mount_again(&self, mount: &Mount, instead: Option<&Arc<dyn Service>>) -> Result<(), ServiceError> {
+        self.members.come_back(instead.and_then(of_type::<Self>).as_ref().map(|instead| &*instead.members));
+        self.mount(mount)
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {
-        self.put_away()
+        self.members.went(self.put_away())
     }
 
     fn leave(&self) -> Result<(), ServiceError> {

@@ -89,8 +89,8 @@ impl Parity {
             return Ok(());
         }
         let name = self.members.leg_name(leg).to_owned();
-        match self.members.fail_leg(leg) {
-            Ok(_) => {
+        match self.members.take_out(leg) {
+            Ok(()) => {
                 tracing::error!(name = self.name, leg, error = %source, "a leg cannot be used");
                 Ok(())
             }

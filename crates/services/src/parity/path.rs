@@ -5,6 +5,7 @@ use std::{ops::Range, sync::atomic::Ordering};
 use millrace_block::{
     BlockCount, BlockError, BlockSize, ByteOffset, Geometry, Lba, Operation, Request, Scratch, ScratchBox, Step,
     TaskContext, Usage, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes,
+    placed_bytes,
 };
 use millrace_memory::{Access, BounceBuffer, Reach, Segment, SegmentCursor, Target, copy_and_sum};
 
@@ -684,19 +685,19 @@ impl Parity {
 
     /// Scratch bytes of one exchange with the legs.
     fn legs_bytes(&self) -> usize {
-        let each = size_of::<Scratch>().next_multiple_of(8) + largest_scratch(&self.legs).next_multiple_of(8);
+        let each = placed_bytes::<Scratch>() + largest_scratch(&self.legs).next_multiple_of(8);
         self.legs.len() * each
     }
 }
 
 /// Scratch bytes that the future of [`Parity::wait_for_whole`] takes.
 fn whole_bytes<'a, F: Future>(_: fn(&'a Parity, TaskContext<'a>, Whole<'a>, usize, Step<'a>) -> F) -> usize {
-    size_of::<F>().next_multiple_of(8)
+    placed_bytes::<F>()
 }
 
 /// Scratch bytes that the future of [`Parity::follow_read`] takes.
 fn follow_bytes<'a, F: Future>(_: fn(&'a Parity, TaskContext<'a>, Request<'a>, Step<'a>) -> F) -> usize {
-    size_of::<F>().next_multiple_of(8)
+    placed_bytes::<F>()
 }
 
 impl Volume for Parity {

@@ -386,6 +386,7 @@ impl Parity {
                     checked.unknown += given.unknown;
                 }
                 _ => {
+                    self.members.note_undecided(self.leg_range(block).start);
                     checked.unknown += 1;
                     checked.first.get_or_insert(block.from);
                 }

@@ -74,7 +74,7 @@ impl Parity {
                                 name = self.name,
                                 block,
                                 "parity and data do not fit at this block of the legs, and nothing tells which is wrong: \
-                                 compare with a backup, and \"fail\" and \"rebuild\" the leg that is wrong"
+                                 compare with a backup, \"fail\" each leg that is wrong, and then \"rebuild\" it"
                             );
                         }
                     }

@@ -45,7 +45,7 @@ use std::{
 
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Epochs, Geometry, Lba, Operation, Request, Step, TaskContext, Usage, Visit, Volume,
-    VolumeError, check, future_bytes,
+    VolumeError, check, future_bytes, placed_bytes,
 };
 
 pub(crate) use self::disk::KIND as DISK;
@@ -275,7 +275,7 @@ async fn follow<'a>(
 
 /// Scratch bytes that a future of [`follow`] takes.
 fn follow_bytes<'a, F: Future + 'a>(_: fn(Visit<'a, Extents>, Flight<'a>, Noted<'a>, Step<'a>) -> F) -> usize {
-    size_of::<F>().next_multiple_of(8)
+    placed_bytes::<F>()
 }
 
 impl Share {

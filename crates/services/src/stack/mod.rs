@@ -98,6 +98,11 @@ impl Leaf {
     pub fn volume(&self) -> Option<&str> {
         self.spec.strip_prefix("volume:")
     }
+
+    /// Whether its blocks are in memory of the daemon's.
+    pub fn is_memory(&self) -> bool {
+        self.spec == "memory"
+    }
 }
 
 impl Node {

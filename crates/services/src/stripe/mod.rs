@@ -250,7 +250,10 @@ impl Map for StripeMap {
 }
 
 impl Service for Mapped<StripeMap> {
-    fn mount(&self, _: &Mount) -> Result<(), ServiceError> {
+    fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
+        if let Some(previous) = mount.previous::<Self>() {
+            self.take_over(&previous);
+        }
         Ok(())
     }
 
@@ -260,6 +263,10 @@ impl Service for Mapped<StripeMap> {
 
     fn leave(&self) -> Result<(), ServiceError> {
         Ok(())
+    }
+
+    fn has_untold(&self) -> bool {
+        self.is_untold()
     }
 
     fn leg_is_whole(&self, _: usize) -> bool {

@@ -11,6 +11,8 @@
 mod crash;
 mod device;
 mod errors;
+#[cfg(test)]
+mod files;
 mod formats;
 #[cfg(test)]
 mod formatted;
@@ -41,8 +43,6 @@ use millrace_block::{
 use millrace_engine::EngineError;
 use millrace_memory::BufferPool;
 
-#[cfg(test)]
-pub(crate) use self::formatted::Formatted;
 pub(crate) use self::tables::change_record;
 use self::torn::Sectors;
 pub use self::{
@@ -56,6 +56,8 @@ pub use self::{
     timed::{Load, drive},
     torn::Tearing,
 };
+#[cfg(test)]
+pub(crate) use self::{files::open_file, formatted::Formatted};
 use crate::{
     Node, Reason, SharedObjects,
     background::{LocalFuture, Running, Spawner, Stop, Task},

@@ -22,7 +22,6 @@ mod limit;
 mod tests;
 
 use std::{
-    any::Any,
     cell::Cell,
     future::poll_fn,
     ptr,
@@ -53,7 +52,7 @@ use crate::{
     background::Task,
     legs::{Leg, writes_zeroes},
     queue::Queue,
-    service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status, Word},
+    service::{Build, Kind, Layout, Mount, Plan, Service, ServiceError, Status, Word, of_type},
     settings::{SettingError, Settings},
     shared::SharedObjects,
 };
@@ -296,8 +295,7 @@ impl Drop for Place<'_> {
 /// Requests that a throttle has held back since its volume was opened or changed, and nanoseconds that they waited together; `None` when
 /// the service is none.
 pub fn held_back(service: &Arc<dyn Service>) -> Option<(u64, u64)> {
-    let any: Arc<dyn Any + Send + Sync> = Arc::<dyn Service>::clone(service);
-    Some(any.downcast::<Throttle>().ok()?.held_back())
+    Some(of_type::<Throttle>(service)?.held_back())
 }
 
 /// Nanoseconds that requests of a volume waited in its throttles, together. Of all throttles that it has and had, for its

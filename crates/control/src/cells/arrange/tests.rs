@@ -237,10 +237,43 @@ fn what_cannot_be_is_said() {
     assert!(error.to_string().contains("two workers"), "{error}");
     put(state, &[], &[device("main", None, &[]), device("b", None, &[])]);
     assert!(matches!(arranged(state, IsolationMode::Device), Err(ArrangeError::Apart { .. } | ArrangeError::Main { .. })));
+    // Programs know volumes by their names: what an operator named gets no other.
     let other = VolumeRecord { uuid: Uuid::new_v4(), ..volume("v", "memory") };
     put(&folder(state, &name("y")), &[other], &[]);
     let error = arranged(state, IsolationMode::Shared).unwrap_err();
     assert!(matches!(error, ArrangeError::Twice { kind: "volume", .. }), "{error}");
+    for said in ["take the folder cells/y out", "without --config", "delete the volume v"] {
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
+#[test]
+fn what_states_have_is_known_before_their_workers_are_heard() {
+    let state = TempDir::new().unwrap();
+    let records = [volume("v", "memory"), volume("w", "memory")];
+    put(state.path(), &records, &[device("a", Some("x"), &["v"])]);
+    let (_, arranged) = arrange(Store::open(state.path()).unwrap(), state.path(), IsolationMode::Tenant, None).unwrap();
+    let stored = &arranged.stored[&name("x")];
+    let names = [(Kind::Volumes, "v".to_owned()), (Kind::Devices, "a".to_owned())];
+    assert_eq!(stored.names, names.into());
+    assert!(stored.uuids.contains(&records[0].uuid.to_string()));
+}
+
+/// The daemon was stopped while a volume went from one worker to another, and a third has another volume of its UUID.
+#[test]
+fn what_was_received_is_all_there_is_though_another_has_its_uuid() {
+    let state = TempDir::new().unwrap();
+    let (own, [x, y]) = (state.path(), ["x", "y"].map(|cell| folder(state.path(), &name(cell))));
+    let a = volume("a", "memory");
+    let b = VolumeRecord { uuid: a.uuid, ..volume("b", "memory") };
+    put(own, &[], &[]);
+    put(&x, std::slice::from_ref(&a), &[device("d", Some("x"), &[])]);
+    put(&y, &[b], &[device("e", Some("y"), &["b"])]);
+    let changes = Changes { put_received: vec![&a.spec.name], ..Changes::default() };
+    Store::open(&x).unwrap().apply(&changes).unwrap();
+    arranged(own, IsolationMode::Tenant).unwrap();
+    let expected = [("main", place(&["a"], &[])), ("x", place(&[], &["d"])), ("y", place(&["b"], &["e"]))];
+    assert_eq!(found(own), expected.map(|(cell, what)| (cell.to_owned(), what)).into());
 }
 
 #[test]

@@ -22,13 +22,22 @@ use super::{HistoryEntry, KeptLeaves, LiveGraph, failed, meters_of};
 use crate::{
     error::ControlError,
     manager::{Inner, Manager, VolumeView, volumes::FileChange},
-    store::VolumeRecord,
+    store::{StoreError, VolumeRecord},
 };
 
 /// How long a change waits for requests in flight.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Stacks of a volume that are remembered.
 const HISTORY: usize = 32;
+
+/// Why a change could not be stored, and what to do, for who passes on words alone.
+fn unstored(error: StoreError) -> String {
+    let error = ControlError::from(error);
+    match error.advice() {
+        Some(advice) => format!("{error}; {advice}"),
+        None => error.to_string(),
+    }
+}
 
 /// What a volume knows of its legs and losses, whoever has its graph.
 #[derive(Clone)]
@@ -188,7 +197,7 @@ impl Manager {
             let stored = self.store.amend([name], |stored| {
                 *stored = VolumeRecord { untold: stored.untold || untold, ..record.clone() };
             });
-            stored.map_err(|error| error.to_string())
+            stored.map_err(unstored)
         };
         let mut restore = || {
             let stored = self.store.amend([name], |stored| {

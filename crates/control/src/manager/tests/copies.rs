@@ -81,7 +81,7 @@ fn a_volume_is_copied_and_the_copy_is_remembered() {
     assert_eq!(rig.copy("copy1").unwrap().state, CopyState::Done);
     // Its volumes are free again.
     rig.delete_volume("a").unwrap();
-    rig.resize_volume("b", size("2M")).unwrap();
+    rig.resize_volume("b", size("2M"), false).unwrap();
     let error = rig.change_copy("copy1", &to(CopyState::Running)).unwrap_err();
     assert!(error.to_string().contains("it is done"), "{error}");
     rig.delete_copy("copy1").unwrap();
@@ -127,7 +127,7 @@ fn nobody_else_has_the_target_while_a_copy_is_under_way() {
         };
         held(rig.attach("d", &attach("b", None)).map(drop));
         held(rig.delete_volume("b"));
-        held(rig.resize_volume("b", size("2M")).map(drop));
+        held(rig.resize_volume("b", size("2M"), false).map(drop));
         held(
             rig.change_volume(
                 "b",
@@ -138,7 +138,7 @@ fn nobody_else_has_the_target_while_a_copy_is_under_way() {
         held(rig.create_copy(&spec(None, "c", "b", None)).map(drop));
         held(rig.create_copy(&spec(None, "b", "c", None)).map(drop));
         held(rig.delete_volume("a"));
-        held(rig.resize_volume("a", size("512K")).map(drop));
+        held(rig.resize_volume("a", size("512K"), false).map(drop));
         let over = super::stacks::spec("over", None, "concat(volume:b)");
         let error = rig.create_volume(&over).unwrap_err().to_string();
         assert!(error.contains("copy job writes to volume b"), "{error}");
@@ -359,7 +359,7 @@ fn a_copy_that_cannot_be_is_refused() {
     for (source, target, why) in [
         ("none", "b", "volume none does not exist"),
         ("a", "none", "volume none does not exist"),
-        ("a", "a", "share their blocks"),
+        ("a", "a", "it is the source, too"),
         ("a", "small", "volume small has 524288 bytes, and volume a 1048576"),
         ("a", "in", "volume in is attached to d as namespace 1"),
         ("a", "part", "volume part is part of volume over"),

@@ -43,9 +43,9 @@ fn changes_reach_a_running_guest() {
     rig.attach("d", &attach("f", Some(7))).unwrap();
     assert_eq!(nsids(&mut guest), [1, 7]);
     assert_eq!(blocks(&mut guest, 7), 2048);
-    rig.resize_volume("f", size("2M")).unwrap();
+    rig.resize_volume("f", size("2M"), false).unwrap();
     assert_eq!(blocks(&mut guest, 7), 4096);
-    rig.resize_volume("f", size("512K")).unwrap();
+    rig.resize_volume("f", size("512K"), true).unwrap();
     assert_eq!((blocks(&mut guest, 7), rig.volume("f").unwrap().size), (1024, Size(512 << 10)));
     rig.detach("d", 1).unwrap();
     assert_eq!(nsids(&mut guest), [7]);
@@ -61,13 +61,13 @@ fn sizes_that_cannot_be_are_refused() {
     let rig = Rig::new();
     rig.create_volume(&rig.file_volume("f", "64K")).unwrap();
     for (text, why) in [("0", "smaller than one block"), ("100", "smaller than one block"), ("1000", "not a multiple")] {
-        let error = rig.resize_volume("f", size(text)).unwrap_err();
+        let error = rig.resize_volume("f", size(text), false).unwrap_err();
         assert!(matches!(error, ControlError::BadSize { .. }) && error.to_string().contains(why), "{error}");
     }
-    assert!(rig.resize_volume("f", size("15E")).is_err());
+    assert!(rig.resize_volume("f", size("15E"), false).is_err());
     assert_eq!(rig.volume("f").unwrap().size, Size(64 << 10));
     assert_eq!(fs::metadata(rig.path("f.img")).unwrap().len(), 64 << 10);
-    assert!(matches!(rig.resize_volume("g", size("1M")), Err(ControlError::NoVolume { .. })));
+    assert!(matches!(rig.resize_volume("g", size("1M"), false), Err(ControlError::NoVolume { .. })));
 }
 
 #[test]
@@ -392,13 +392,13 @@ fn a_format_under_way_keeps_other_changes_away_from_its_volume_only() {
     rig.attach("d", &attach("f", None)).unwrap();
     let namespace = rig.peek().namespace_of(&"f".parse().unwrap()).unwrap();
     let formatting = rig.begin_format("d", &namespace, BlockSize::B4096).unwrap();
-    assert!(matches!(rig.resize_volume("f", size("1M")), Err(ControlError::Formatting { .. })));
+    assert!(matches!(rig.resize_volume("f", size("1M"), false), Err(ControlError::Formatting { .. })));
     assert!(matches!(rig.attach("e", &attach("f", None)), Err(ControlError::Formatting { .. })));
     assert!(rig.begin_format("d", &namespace, BlockSize::B512).is_err());
     rig.detach("d", 1).unwrap();
     assert!(matches!(rig.delete_volume("f"), Err(ControlError::Formatting { .. })));
     // Whatever else goes on.
-    rig.resize_volume("g", size("1M")).unwrap();
+    rig.resize_volume("g", size("1M"), false).unwrap();
     rig.attach("e", &attach("g", None)).unwrap();
     let failure = VolumeError::Unsupported { volume: "f".to_owned(), what: "formatting" };
     rig.finish_format(formatting, Err(failure)).unwrap_err();
@@ -410,7 +410,7 @@ fn a_format_under_way_keeps_other_changes_away_from_its_volume_only() {
         );
         rig.restart();
     }
-    rig.resize_volume("f", size("1M")).unwrap();
+    rig.resize_volume("f", size("1M"), false).unwrap();
     rig.delete_volume("f").unwrap();
 }
 

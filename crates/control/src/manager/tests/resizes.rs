@@ -58,7 +58,7 @@ impl Rig {
         has_begun: &Receiver<()>,
     ) -> JoinHandle<Result<VolumeView, ControlError>> {
         let (manager, name, to) = (Arc::clone(self.manager.as_ref().unwrap()), name.to_owned(), size(to));
-        let resizing = thread::spawn(move || manager.resize_volume(&name, to));
+        let resizing = thread::spawn(move || manager.resize_volume(&name, to, false));
         has_begun.recv_timeout(PATIENCE).unwrap();
         resizing
     }
@@ -75,7 +75,7 @@ fn nobody_waits_for_a_resize_and_whom_it_concerns_is_told() {
     let (tell, resizing) = rig.resize_slowly("v", "2M");
     // All others go on.
     rig.create_volume(&rig.file_volume("new", "64K")).unwrap();
-    assert_eq!(rig.resize_volume("other", size("3M")).unwrap().size, size("3M"));
+    assert_eq!(rig.resize_volume("other", size("3M"), false).unwrap().size, size("3M"));
     rig.attach("d", &attach("other", None)).unwrap();
     assert_eq!(rig.volume("v").unwrap().size, size("1M"));
     for name in ["v", "l"] {
@@ -84,7 +84,7 @@ fn nobody_waits_for_a_resize_and_whom_it_concerns_is_told() {
             assert!(matches!(&error, ControlError::Resizing { by, .. } if by.as_str() == "v"), "{error}");
             assert_eq!((error.class(), error.code()), (Class::Conflict, "resizing"));
         };
-        refused(rig.resize_volume(name, size("4M")).map(drop));
+        refused(rig.resize_volume(name, size("4M"), false).map(drop));
         refused(rig.try_change(name, "throttle(iops=1000) | volume:other", true).map(drop));
         refused(rig.delete_volume(name));
         refused(rig.attach("d", &attach(name, None)).map(drop));
@@ -112,6 +112,36 @@ fn nobody_waits_for_a_resize_and_whom_it_concerns_is_told() {
 }
 
 #[test]
+fn a_volume_is_made_smaller_by_who_means_it_only() {
+    let rig = Rig::new();
+    rig.create_volume(&rig.file_volume("v", "1M")).unwrap();
+    rig.create_volume(&spec("pool", Some("1M"), &rig.stack("disk(extent=64K) | @pool.img"))).unwrap();
+    rig.create_volume(&spec("s", Some("256K"), "share | volume:pool")).unwrap();
+    let length = || fs::metadata(rig.path("v.img")).unwrap().len();
+    for (name, has, wanted, lost) in
+        [("v", "1M", "512K", "512K"), ("pool", "1M", "768K", "256K"), ("s", "256K", "192K", "64K")]
+    {
+        let refused = rig.resize_volume(name, size(wanted), false).unwrap_err();
+        let told = format!("volume {name} has {has}, and {wanted} is smaller: what lies in its last {lost} would be lost");
+        assert_eq!(refused.to_string(), told);
+        assert_eq!((refused.class(), refused.code()), (Class::Conflict, "would-shrink"));
+        assert!(refused.advice().unwrap().contains("--shrink (over the API: \"shrink\": true)"));
+        assert_eq!((rig.volume(name).unwrap().size, length()), (size(has), 1 << 20));
+    }
+    // The size that it has takes nothing away.
+    rig.resize_volume("v", size("1M"), false).unwrap();
+    let change = |body: &str| rig.change_volume("v", &serde_json::from_str(body).unwrap());
+    let refused = change(r#"{"size":"512K"}"#).unwrap_err();
+    assert!(matches!(refused, ControlError::WouldShrink { .. }), "{refused}");
+    assert_eq!(change(r#"{"size":"512K","shrink":true}"#).unwrap().size, size("512K"));
+    assert_eq!(length(), 512 << 10);
+    // It may be smaller, and need not.
+    assert_eq!(change(r#"{"size":"2M","shrink":true}"#).unwrap().size, size("2M"));
+    let refused = change(r#"{"stack":"memory","shrink":true}"#).unwrap_err();
+    assert!(refused.class() == Class::Invalid && refused.to_string().contains("\"shrink\" is of a change of its size"));
+}
+
+#[test]
 fn a_resize_that_fails_leaves_its_volume_as_it_was() {
     let rig = Rig::new();
     rig.create_volume(&rig.file_volume("v", "1M")).unwrap();
@@ -128,11 +158,11 @@ fn what_shares_a_disk_waits_while_that_is_resized() {
     rig.create_volume(&spec("pool", Some("512K"), &rig.stack("disk(extent=64K) | @disk.img"))).unwrap();
     rig.create_volume(&spec("s", Some("128K"), "share | volume:pool")).unwrap();
     let (tell, resizing) = rig.resize_slowly("pool", "1M");
-    assert!(matches!(rig.resize_volume("s", size("256K")), Err(ControlError::Resizing { .. })));
+    assert!(matches!(rig.resize_volume("s", size("256K"), false), Err(ControlError::Resizing { .. })));
     assert!(matches!(rig.delete_volume("s"), Err(ControlError::Resizing { .. })));
     tell.send(()).unwrap();
     resizing.join().unwrap().unwrap();
-    rig.resize_volume("s", size("256K")).unwrap();
+    rig.resize_volume("s", size("256K"), false).unwrap();
 }
 
 /// A change of a disk may take long, and its guests wait for the end of it: no room is given or taken meanwhile.
@@ -143,12 +173,12 @@ fn what_shares_a_disk_waits_while_that_is_changed() {
     rig.create_volume(&spec("s", Some("128K"), "share | volume:pool")).unwrap();
     let stack = rig.peek().volumes["pool"].record.spec.stack.clone();
     rig.peek().changing.insert("pool".parse().unwrap(), stack);
-    assert!(matches!(rig.resize_volume("s", size("256K")), Err(ControlError::Changing { .. })));
+    assert!(matches!(rig.resize_volume("s", size("256K"), false), Err(ControlError::Changing { .. })));
     assert!(matches!(rig.delete_volume("s"), Err(ControlError::Changing { .. })));
     let refused = rig.create_volume(&spec("t", Some("64K"), "share | volume:pool")).unwrap_err().to_string();
     assert!(refused.contains("is being changed"), "{refused}");
     rig.peek().changing.clear();
-    rig.resize_volume("s", size("256K")).unwrap();
+    rig.resize_volume("s", size("256K"), false).unwrap();
     rig.create_volume(&spec("t", Some("64K"), "share | volume:pool")).unwrap();
     rig.delete_volume("s").unwrap();
 }
@@ -161,7 +191,7 @@ fn the_daemon_ends_after_a_resize() {
     let manager = Arc::clone(rig.manager.as_ref().unwrap());
     let ending = thread::spawn(move || manager.shutdown());
     eventually("the beginning of the end", || rig.peek().stopping.then_some(()));
-    assert!(matches!(rig.resize_volume("v", size("3M")), Err(ControlError::Stopping)));
+    assert!(matches!(rig.resize_volume("v", size("3M"), false), Err(ControlError::Stopping)));
     assert!(!ending.is_finished() && rig.has_volume("v"), "it is not closed in the middle of it");
     tell.send(()).unwrap();
     assert_eq!(resizing.join().unwrap().unwrap().size, size("2M"));
@@ -223,7 +253,7 @@ fn a_resize_is_charged_from_then_on() {
     };
     settle();
     rig.account.pass(Duration::from_secs(100));
-    rig.resize_volume("v", size("1M")).unwrap();
+    rig.resize_volume("v", size("1M"), false).unwrap();
     rig.account.pass(Duration::from_secs(10));
     settle();
     let rows = rig.usage(&UsageQuestion::default()).unwrap();
@@ -252,7 +282,7 @@ fn parts_that_keep_their_size_come_back_after_a_change_and_a_growth_that_was_cut
     rig.try_change("v", &format!("meter(tenant=x) | {stack}"), false).unwrap();
     rig.restart();
     comes_back(&rig, "1536K");
-    let refused = rig.resize_volume("v", size("1536K")).unwrap_err().to_string();
+    let refused = rig.resize_volume("v", size("1536K"), false).unwrap_err().to_string();
     assert!(refused.contains("it has 958464 bytes and would have to have 786432"), "{refused}");
     // The power went before any leg was longer, and when some were: of no mirror, of one, of one and a half.
     let files = ["a", "b", "c", "d"];
@@ -274,7 +304,7 @@ fn parts_that_keep_their_size_come_back_after_a_change_and_a_growth_that_was_cut
             assert_eq!(fs::metadata(rig.path(name)).unwrap().len(), 1000 << 10, "{name} when {longer} were longer");
         }
     }
-    rig.resize_volume("v", size("2M")).unwrap();
+    rig.resize_volume("v", size("2M"), false).unwrap();
     rig.restart();
     comes_back(&rig, "2M");
 }
@@ -303,7 +333,7 @@ fn a_size_that_what_is_below_does_not_open_with_is_refused() {
     }
     rig.create_volume(&spec("below", None, &rig.stack("mirror(@x, @y)"))).unwrap();
     rig.create_volume(&spec("top", None, "throttle(iops=1M) | volume:below")).unwrap();
-    let refused = rig.resize_volume("top", size("4544K")).unwrap_err().to_string();
+    let refused = rig.resize_volume("top", size("4544K"), false).unwrap_err().to_string();
     assert!(refused.contains("volume below: ") && refused.contains("make the volume larger"), "{refused}");
     let comes_back = |rig: &mut Rig, has: &str| {
         rig.restart();
@@ -313,7 +343,7 @@ fn a_size_that_what_is_below_does_not_open_with_is_refused() {
         }
     };
     comes_back(&mut rig, "4032K");
-    rig.resize_volume("top", size("8M")).unwrap();
+    rig.resize_volume("top", size("8M"), false).unwrap();
     comes_back(&mut rig, "8M");
 }
 
@@ -326,7 +356,7 @@ fn a_growth_that_was_cut_off_shows_nothing_again() {
         let (whole, at) = (rig.volume("v").unwrap().size, 512 << 10);
         let volume = |rig: &Rig| Arc::clone(&rig.peek().namespace_of(&"v".parse().unwrap()).unwrap().volume);
         millrace_services::legs::write(&volume(&rig), at, vec![7; 4096]).unwrap();
-        rig.resize_volume("v", size("256K")).unwrap();
+        rig.resize_volume("v", size("256K"), true).unwrap();
         rig.stop();
         let store = open_store(rig.directory.path());
         let mut record = store.load().unwrap().0.remove(0);
@@ -336,7 +366,7 @@ fn a_growth_that_was_cut_off_shows_nothing_again() {
         rig.start();
         let view = rig.volume("v").unwrap();
         assert_eq!((view.state, view.size), (State::Ready, size("256K")), "{stack}: {:?}", view.reason);
-        rig.resize_volume("v", whole).unwrap();
+        rig.resize_volume("v", whole, false).unwrap();
         assert!(millrace_services::legs::read(&volume(&rig), at, 4096).unwrap() == [0; 4096], "{stack}");
     }
 }
@@ -349,7 +379,7 @@ fn a_growth_over_a_volume_that_was_cut_off_shows_nothing_again() {
         rig.create_volume(&rig.file_volume("b", "1M")).unwrap();
         rig.create_volume(&spec("v", None, stack)).unwrap();
         let (whole, at) = (rig.volume("v").unwrap().size, 512 << 10);
-        rig.resize_volume("v", size("256K")).unwrap();
+        rig.resize_volume("v", size("256K"), true).unwrap();
         let below = rig.volume("b").unwrap().size;
         assert!(below < size("1M"), "{stack}: {below}");
         rig.stop();
@@ -372,7 +402,7 @@ fn a_growth_over_a_volume_that_was_cut_off_shows_nothing_again() {
             }
             rig.restart();
         }
-        rig.resize_volume("v", whole).unwrap();
+        rig.resize_volume("v", whole, false).unwrap();
         let volume = Arc::clone(&rig.peek().namespace_of(&"v".parse().unwrap()).unwrap().volume);
         assert!(millrace_services::legs::read(&volume, at, 4096).unwrap() == [0; 4096], "{stack}");
     }
@@ -410,8 +440,8 @@ fn what_is_made_smaller_comes_back_or_is_refused() {
     let mut rig = Rig::new();
     rig.create_volume(&spec("v", None, &rig.stack("integrity | @a(size=1000448)"))).unwrap();
     rig.create_volume(&spec("pool", Some("1M"), &rig.stack("disk(extent=64K) | mirror(@b, @c)"))).unwrap();
-    rig.resize_volume("v", size("256K")).unwrap();
-    let refused = rig.resize_volume("pool", size("512K")).unwrap_err().to_string();
+    rig.resize_volume("v", size("256K"), true).unwrap();
+    let refused = rig.resize_volume("pool", size("512K"), true).unwrap_err().to_string();
     assert!(refused.contains("or not open again") && refused.contains("make another volume"), "{refused}");
     rig.restart();
     for (name, has) in [("v", "256K"), ("pool", "1M")] {

@@ -31,7 +31,7 @@ fn everything_comes_back() {
     rig.attach("d", &attach("f", Some(5))).unwrap();
     rig.attach("e", &attach("f", None)).unwrap();
     rig.attach("d", &AttachSpec { read_only: true, ..attach("m", None) }).unwrap();
-    rig.resize_volume("f", size("128K")).unwrap();
+    rig.resize_volume("f", size("128K"), false).unwrap();
     rig.delete_volume("gone").unwrap();
     rig.delete_device("g").unwrap();
     let before = picture(&rig);
@@ -69,7 +69,7 @@ fn a_file_that_is_gone_costs_nothing_else() {
     // What has failed can be worked with as far as it makes sense.
     rig.create_device(&device("e", "{}")).unwrap();
     assert!(matches!(rig.attach("e", &attach("a", None)), Err(ControlError::VolumeFailed { .. })));
-    assert!(matches!(rig.resize_volume("a", size("1M")), Err(ControlError::VolumeFailed { .. })));
+    assert!(matches!(rig.resize_volume("a", size("1M"), false), Err(ControlError::VolumeFailed { .. })));
     assert!(matches!(rig.delete_volume("a"), Err(ControlError::VolumeAttached { .. })));
     // And it works again when its file is back.
     rig.stop();

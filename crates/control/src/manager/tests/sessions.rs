@@ -126,3 +126,17 @@ fn a_session_lives_as_long_as_its_connection() {
     assert!(rig.device(name.as_str()).is_err());
     rig.delete_volume("a").unwrap();
 }
+
+#[test]
+fn sockets_of_sessions_go_that_a_killed_daemon_has_left() {
+    let mut rig = rig();
+    let sessions = [(); 2].map(|()| rig.open_session(own(), &spec("a", false), &Elsewhere::new).unwrap());
+    let [left, others] = sessions.each_ref().map(|(name, _)| rig.device(name.as_str()).unwrap().socket);
+    rig.stop();
+    // The end has removed them.
+    drop(std::os::unix::net::UnixListener::bind(&left).unwrap());
+    fs::write(&others, "precious").unwrap();
+    rig.start();
+    assert!(!left.exists(), "nobody hears it");
+    assert_eq!(fs::read(&others).unwrap(), b"precious");
+}

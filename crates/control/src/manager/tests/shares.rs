@@ -58,8 +58,8 @@ fn volumes_of_one_disk_come_back_as_they_were() {
     // Restored before the disk, by its name, if order did not count.
     rig.share("a", "192K").unwrap();
     rig.share("b", "64K").unwrap();
-    rig.resize_volume("b", size("128K")).unwrap();
-    rig.resize_volume("a", size("64K")).unwrap();
+    rig.resize_volume("b", size("128K"), false).unwrap();
+    rig.resize_volume("a", size("64K"), true).unwrap();
     rig.create_volume(&spec("c", Some("100K"), "throttle(iops=100000) | share(weight=3) | volume:pool")).unwrap();
     assert_eq!(fs::metadata(rig.path("pool.img")).unwrap().len(), 576 << 10);
     assert_eq!(rig.of_disk("free").as_deref(), Some("196608 bytes of 524288 bytes"));
@@ -89,12 +89,12 @@ fn a_disk_is_for_shares_only_and_says_when_it_is_full() {
     refused(rig.create_volume(&spec("v", Some("1M"), SHARE)), "the disk has 524288 bytes in all; 1048576 are asked for");
     rig.share("a", "448K").unwrap();
     refused(rig.share("b", "128K"), "the disk has 65536 bytes free, and volume b needs 131072 more");
-    refused(rig.resize_volume("a", size("640K")), "larger than its disk");
+    refused(rig.resize_volume("a", size("640K"), false), "larger than its disk");
     assert_eq!(rig.volume("a").unwrap().size, size("448K"));
-    refused(rig.resize_volume("pool", size("384K")), "its volumes reach to byte 458752");
-    rig.resize_volume("pool", size("1M")).unwrap();
+    refused(rig.resize_volume("pool", size("384K"), true), "its volumes reach to byte 458752");
+    rig.resize_volume("pool", size("1M"), false).unwrap();
     rig.share("b", "128K").unwrap();
-    rig.resize_volume("a", size("640K")).unwrap();
+    rig.resize_volume("a", size("640K"), false).unwrap();
     refused(rig.try_change("pool", "@other.img(size=1M)", true), "a disk stays a disk");
     refused(rig.try_change("plain", "disk | @plain.img", true), "a disk stays a disk");
     refused(
@@ -169,7 +169,7 @@ fn a_configuration_that_fails_leaves_nothing_on_the_disk() {
 #[test]
 fn volumes_of_a_disk_change_while_guests_write() {
     let rig = Rig::with_disk();
-    rig.resize_volume("pool", size("4M")).unwrap();
+    rig.resize_volume("pool", size("4M"), false).unwrap();
     rig.share("v", "256K").unwrap();
     rig.create_device(&device("d", "{}")).unwrap();
     rig.attach("d", &attach("v", None)).unwrap();
@@ -181,8 +181,8 @@ fn volumes_of_a_disk_change_while_guests_write() {
             rig.try_change("v", &format!("share(weight={}) | volume:pool", round + 1), false).unwrap();
             rig.try_change("v", "throttle(iops=1M) | share | volume:pool", false).unwrap();
             rig.try_change("pool", &format!("disk(extent=64K, depth={}) | @pool.img", round + 1), false).unwrap();
-            rig.resize_volume("v", size("1M")).unwrap();
-            rig.resize_volume("v", size("128K")).unwrap();
+            rig.resize_volume("v", size("1M"), false).unwrap();
+            rig.resize_volume("v", size("128K"), true).unwrap();
             rig.delete_volume("w").unwrap();
         }
         stop.store(true, Ordering::Relaxed);

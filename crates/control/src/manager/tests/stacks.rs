@@ -47,7 +47,7 @@ fn a_stack_of_files_comes_back_as_it_was() {
     let view = rig.create_volume(&spec("v", Some("1M"), &rig.stack("stripe(chunk=64K, @a, @b)"))).unwrap();
     assert_eq!((view.size, view.tree.over.len(), view.tree.over[1].size), (Size(1 << 20), 2, 512 << 10));
     assert_eq!(fs::metadata(rig.path("a")).unwrap().len(), 512 << 10);
-    rig.resize_volume("v", size("2M")).unwrap();
+    rig.resize_volume("v", size("2M"), false).unwrap();
     rig.create_volume(&spec("c", None, &rig.stack("concat(@d(size=64K), memory(size=192K))"))).unwrap();
     let before = picture(&rig);
     rig.restart();
@@ -82,12 +82,12 @@ fn what_was_resized_comes_back_as_it_was() {
         };
         let made = rig.create_volume(&spec("v", None, &rig.stack(stack))).unwrap();
         for to in refused {
-            let refused = rig.resize_volume("v", size(to)).unwrap_err().to_string();
+            let refused = rig.resize_volume("v", size(to), true).unwrap_err().to_string();
             assert!(refused.contains("a stripe"), "{refused}");
         }
         comes_back(&mut rig, made.size);
         for to in sizes {
-            let bytes = rig.resize_volume("v", size(to)).unwrap().size.0;
+            let bytes = rig.resize_volume("v", size(to), true).unwrap().size.0;
             let data: Vec<_> = (0..bytes).map(|at| (at / 512 + at) as u8).collect();
             let switch = |rig: &Rig| Arc::clone(&rig.peek().volumes["v"].graph.as_ref().unwrap().switch);
             millrace_services::legs::write(&switch(&rig), 0, data.clone()).unwrap();
@@ -102,11 +102,11 @@ fn a_mirror_grows_and_comes_back_with_the_size_that_it_has() {
     let mut rig = Rig::new();
     let stack = rig.stack("throttle(iops=100K) | mirror(@a, @b)");
     rig.create_volume(&spec("v", Some("1M"), &stack)).unwrap();
-    assert_eq!(rig.resize_volume("v", size("3M")).unwrap().size, size("3M"));
+    assert_eq!(rig.resize_volume("v", size("3M"), false).unwrap().size, size("3M"));
     let length = |rig: &Rig, name| fs::metadata(rig.path(name)).unwrap().len();
     assert_eq!((length(&rig, "a"), length(&rig, "b")), ((3 << 20) + (64 << 10), (3 << 20) + (64 << 10)));
     let refused = |rig: &Rig, wanted: &str, why: &str| {
-        let error = rig.resize_volume("v", size(wanted)).unwrap_err().to_string();
+        let error = rig.resize_volume("v", size(wanted), true).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
         assert_eq!(rig.volume("v").unwrap().size, size("3M"));
     };
@@ -136,7 +136,7 @@ fn a_mirror_grows_and_comes_back_with_the_size_that_it_has() {
     drop(store);
     rig.start();
     assert_eq!((rig.volume("v").unwrap().state, rig.volume("v").unwrap().size), (State::Ready, size("3M")));
-    rig.resize_volume("v", size("5M")).unwrap();
+    rig.resize_volume("v", size("5M"), false).unwrap();
     rig.restart();
     assert_eq!(rig.volume("v").unwrap().size, size("5M"));
 }
@@ -216,7 +216,7 @@ fn volumes_are_made_of_volumes() {
         assert!(error.contains(why), "{error}");
     };
     refused(rig.delete_volume("x"), "volume x is part of volume a");
-    refused(rig.resize_volume("y", size("128K")).map(drop), "volume y is part of volume a");
+    refused(rig.resize_volume("y", size("128K"), false).map(drop), "volume y is part of volume a");
     refused(rig.attach("d", &attach("x", None)).map(drop), "volume x is part of volume a");
     refused(rig.create_volume(&spec("b", None, "concat(volume:x)")).map(drop), "volume x is part of volume a already");
     refused(rig.try_change("x", "volume:a", true).map(drop), "a volume cannot be over itself");
@@ -244,7 +244,7 @@ fn volumes_below_keep_the_size_that_they_are_given() {
         })
     };
     for (wanted, all) in [("256K", [256, 128, 128, 128]), ("64K", [64, 128, 128, 128]), ("1M", [1024, 512, 512, 512])] {
-        rig.resize_volume("top", size(wanted)).unwrap();
+        rig.resize_volume("top", size(wanted), true).unwrap();
         assert_eq!(sizes(&rig), all);
         rig.restart();
         assert_eq!(sizes(&rig), all, "after a restart");
@@ -413,6 +413,7 @@ fn a_change_that_cannot_be_stored_is_none() {
     disk.set_full(true);
     let error = rig.try_change("v", "stripe(chunk=65536, @a, @b)", false).unwrap_err();
     assert!(matches!(error, ControlError::Change { .. }), "{error}");
+    assert!(error.to_string().contains("make room on that file system"), "{error}");
     disk.set_full(false);
     assert_eq!(picture(&rig), before);
     rig.try_change("v", "stripe(chunk=65536, @a, @b)", false).unwrap();
@@ -447,6 +448,31 @@ fn services_are_told_by_name() {
     assert!(command("stripe.1").contains("it has no service stripe.1"), "{}", command("stripe.1"));
 }
 
+/// The place of the uppermost one is its name, which is that of all.
+#[test]
+fn the_uppermost_service_is_told_from_those_of_its_kind_below_it() {
+    let rig = Rig::new();
+    rig.create_volume(&spec("v", None, "concat(concat(memory(size=128K)), memory(size=128K))")).unwrap();
+    let command = |service: &str| {
+        let command = ServiceCommand { service: service.to_owned(), command: "dance".to_owned(), arguments: [].into() };
+        rig.command_service("v", &command).unwrap_err().to_string()
+    };
+    let several = command("concat");
+    assert!(several.ends_with("it has several services concat: say which, top or concat.0"), "{several}");
+    for one in ["top", "concat.0"] {
+        assert!(command(one).contains("no command of concat"), "{one}: {}", command(one));
+    }
+    let none = command("mirror");
+    assert!(none.ends_with("it has concat, as top and concat.0 (no commands)"), "{none}");
+    // It is what is uppermost now, several of it or not. A back end takes no commands.
+    rig.try_change("v", "meter | concat(concat(memory(size=128K)), memory(size=128K))", false).unwrap();
+    assert!(command("top").contains("no command of meter"), "{}", command("top"));
+    rig.create_volume(&spec("b", Some("64K"), "memory")).unwrap();
+    let top = ServiceCommand { service: "top".to_owned(), command: "dance".to_owned(), arguments: [].into() };
+    let refused = rig.command_service("b", &top).unwrap_err().to_string();
+    assert!(refused.contains("it has no service top; it has none at all"), "{refused}");
+}
+
 #[test]
 fn of_several_services_who_is_not_well_is_told_by_its_place() {
     let unwell = |stack: &str, legs: &[usize]| {
@@ -460,6 +486,9 @@ fn of_several_services_who_is_not_well_is_told_by_its_place() {
     let two = "stripe(mirror(null, null), mirror(null, null))";
     assert_eq!(unwell(two, &[1]), degraded("stripe.1 (mirror)"));
     assert_eq!(unwell(&format!("meter | {two}"), &[0, 0]), degraded("meter.0.0 (mirror)"));
+    for (legs, node) in [(&[][..], "top (mirror)"), (&[0], "mirror.0 (mirror)")] {
+        assert_eq!(unwell("mirror(mirror(null, null), null)", legs), degraded(node));
+    }
 }
 
 #[test]

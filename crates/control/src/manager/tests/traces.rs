@@ -83,7 +83,7 @@ fn a_trace_has_what_a_guest_makes_and_formats_meanwhile() {
     let namespace = create(&rig, "d", 1, 64 << 10).unwrap();
     let format = NewFormat { block_size: BlockSize::B512, metadata: None };
     ask(&rig, move |host, reply| host.format("d", namespace, format, reply)).unwrap();
-    rig.resize_volume("f", size("2M")).unwrap();
+    rig.resize_volume("f", size("2M"), false).unwrap();
     ask(&rig, |host, reply| host.delete_namespace("d", 1, reply)).unwrap();
     rig.stop_trace(&target).unwrap();
     let trace = rest(blocks);

@@ -408,8 +408,10 @@ impl Service for Authenticated {
         if let Some(previous) = mount.previous::<Self>() {
             self.flushes.take_over(&previous.flushes);
         }
+        // The root's place comes before the leg.
+        let is_new = mount.is_new_leg(usize::from(self.anchor.is_some()));
         if let Some((header, found)) = Header::load(&self.leg)? {
-            if mount.reason == Reason::Change && mount.previous.is_none() && mount.reformat {
+            if is_new && mount.reformat {
                 // What the old header says counts no more.
                 self.control().generation = found.generation;
                 return self.prepare(true);
@@ -422,7 +424,7 @@ impl Service for Authenticated {
                 Err(self.wrong("it holds a volume of the mode xts: leave out mode=authenticated, or erase it first"))
             }
             Reason::Create => self.prepare(false),
-            Reason::Change if mount.previous.is_none() => self.prepare(true),
+            _ if is_new => self.prepare(true),
             _ => Err(self.wrong(
                 "it has no crypt header of this mode: it is not what the volume was made on, or was erased (if a format was cut \
                  short, create the volume again)",
@@ -496,8 +498,12 @@ impl Service for Authenticated {
         if mismatches > 0 || pages > 0 || control.failure.is_some() || control.rekey_failure.is_some() {
             status.health = Health::Degraded;
         }
-        if control.header.is_some() && self.sealer.visit().is_none() {
-            status.facts.push(("no key".to_owned(), "a format failed half way: format the volume again".to_owned()));
+        if self.sealer.visit().is_none() {
+            let what = match &control.header {
+                Some(_) => "a format failed half way: format the volume again",
+                None => "it did not come into force: change the volume, or open it again",
+            };
+            status.facts.push(("no key".to_owned(), what.to_owned()));
             status.health = Health::Failed;
         }
         status

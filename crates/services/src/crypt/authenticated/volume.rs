@@ -12,6 +12,7 @@ use std::{
 use millrace_block::{
     BlockCount, BlockError, BlockSize, Epochs, Geometry, Lba, Operation, Request, Scratch, ScratchBox, Step, TaskContext,
     TaskFuture, Usage, Volume, VolumeError, check, compare_by_reading, copy_by_bounce, future_bytes, helpers_scratch_bytes,
+    placed_bytes,
 };
 use millrace_cipher::{Sealer, Secret};
 use millrace_memory::{BUFFER_SIZE, Owner, Segment, SegmentCursor};
@@ -631,7 +632,7 @@ impl Volume for Authenticated {
 
     fn scratch_bytes(&self) -> usize {
         let futures = future_bytes(Self::read).max(future_bytes(Self::write)).max(future_bytes(Self::erase));
-        let own = futures + CHANGES * size_of::<Record>() + size_of::<Scratch>().next_multiple_of(8);
+        let own = futures + CHANGES * size_of::<Record>() + placed_bytes::<Scratch>();
         let legs = self.leg.scratch_bytes().max(self.anchor.as_ref().map_or(0, Anchor::scratch_bytes));
         helpers_scratch_bytes(legs + own)
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use millrace_block::{
     BlockCount, BlockSize, Geometry, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError,
     conformance::{Bench, SyncHarness},
+    placed_bytes,
 };
 use millrace_memory::Segment;
 
@@ -31,7 +32,7 @@ impl Volume for Untidy {
     }
 
     fn scratch_bytes(&self) -> usize {
-        size_of::<Segment>().next_multiple_of(8) + self.0.scratch_bytes()
+        placed_bytes::<Segment>() + self.0.scratch_bytes()
     }
 
     fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {

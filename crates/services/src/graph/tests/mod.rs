@@ -1,5 +1,7 @@
 mod absent;
 mod ahead;
+mod anew;
+mod back;
 mod live;
 mod reach;
 mod sizes;

@@ -1,10 +1,10 @@
 //! Whatever size a volume is made with, or gets, and whatever blocks, it is opened again with those and with its data; what cannot be is refused
 //! at once.
 
-use millrace_backends::{FileOptions, FileVolume};
+use millrace_backends::FileOptions;
 
 use super::*;
-use crate::legs;
+use crate::{legs, testing::open_file};
 
 /// Bytes of a file that is there before its volume: no whole blocks of any size.
 const LENGTH: u64 = (4 << 20) + 7 * 512 + 100;
@@ -23,7 +23,7 @@ impl Leaves for Files {
             return Err(LeafError::Refused(format!("part is missing: it has {has} bytes of {size}")));
         }
         let options = FileOptions { path, size: request.size, block_size: request.block_size, read_only: false };
-        Ok(FileVolume::open(&request.name, &options)?)
+        Ok(open_file(&request.name, &options)?)
     }
 }
 

@@ -69,6 +69,24 @@ fn a_flipped_bit_is_found_at_once_and_after_a_restart() {
         bench.plain(Operation::WriteZeroes { fua: false, deallocate: true }, 10, 1).unwrap();
         rot(&disk, 10, 5);
         assert_eq!(read(&mut bench, 10), ROTTEN);
+        // An erasure makes it good, though zeroes are what it was to be.
+        bench.plain(Operation::WriteZeroes { fua: false, deallocate: true }, 10, 1).unwrap();
+        bench.expect_zeroes(10, 1);
+    }
+}
+
+#[test]
+fn a_rotten_block_that_was_never_written_is_erased_when_the_guest_says_so() {
+    let disk = disk(1100, BlockSize::B512);
+    let graph = open(&disk, Reason::Create).unwrap();
+    let mut harness = SyncHarness::new(SEED, false);
+    let mut bench = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+    let zeroes = |deallocate| Operation::WriteZeroes { fua: false, deallocate };
+    for (lba, operation) in [(10, zeroes(true)), (520, zeroes(false)), (1080, Operation::Deallocate)] {
+        rot(&disk, lba, 5);
+        assert_eq!(read(&mut bench, lba), ROTTEN);
+        bench.plain(operation, lba, 1).unwrap();
+        bench.expect_zeroes(lba, 1);
     }
 }
 

@@ -192,6 +192,58 @@ fn bad_sectors_among_checksums_and_data_cost_no_more_than_themselves() {
     close(graph);
 }
 
+/// The leg works again while the volume is in use.
+#[test]
+fn a_block_that_could_not_be_read_after_a_crash_is_there_when_it_can_be() {
+    let faulty = FaultVolume::new(disk(1100, SIZE), SEED);
+    let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+    let graph = over(&faulty, Reason::Create);
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| data = bench.write_random(0, 1100));
+    kill(graph);
+    let range = Some((Lba(block_start(9, SIZE) / 512), BlockCount(1)));
+    faulty.add(Rule { range, ..Rule::new(Requests::Read, When::Always, Effect::Fail(FAULT)) });
+    let graph = over(&faulty, Reason::Open);
+    on_bench(&graph, |bench| {
+        assert_eq!(read(bench, 9), Err(FAULT));
+        faulty.clear();
+        bench.expect(0, &data);
+    });
+    let facts = graph.services("integrity")[0].1.status().facts;
+    assert!(facts.iter().any(|(name, said)| name.contains("could not be read after a crash") && said == "1"), "{facts:?}");
+    close(graph);
+    let graph = over(&faulty, Reason::Open);
+    on_bench(&graph, |bench| {
+        bench.expect(0, &data);
+        // What is written is checked again.
+        bench.write_random(9, 1);
+        rot(&leg, 9, 3);
+        assert_eq!(read(bench, 9), ROTTEN);
+    });
+    close(graph);
+}
+
+/// Nothing was written there, and the medium fails: an erasure may have it mapped anew.
+#[test]
+fn an_erasure_of_zeroes_that_cannot_be_read_goes_to_the_leg() {
+    let faulty = FaultVolume::new(disk(1100, SIZE), SEED);
+    let graph = over(&faulty, Reason::Create);
+    on_bench(&graph, |bench| {
+        let erase = Operation::WriteZeroes { fua: false, deallocate: true };
+        let erasures = || faulty.requests(Requests::WriteZeroes);
+        let before = erasures();
+        bench.plain(erase, 9, 1).unwrap();
+        assert_eq!(erasures(), before, "it is zeroes already");
+        faulty.add(Rule::new(Requests::Read, When::Nth(2), Effect::Fail(FAULT)));
+        assert_eq!([read(bench, 9), read(bench, 9)], [Ok(()), Err(FAULT)]);
+        faulty.clear();
+        bench.plain(erase, 9, 1).unwrap();
+        assert!(erasures() > before);
+        bench.expect_zeroes(9, 1);
+    });
+    close(graph);
+}
+
 #[test]
 fn a_header_is_read_from_the_copy_that_can_be_read() {
     let faulty = FaultVolume::new(disk(64, SIZE), SEED);

@@ -1,6 +1,7 @@
 //! Metadata through the suites, through power cuts, and what it promises beyond them.
 
 mod bad;
+mod changes;
 mod promise;
 
 use std::sync::Arc;

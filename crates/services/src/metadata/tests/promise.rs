@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When};
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Metadata, MetadataFormat, NO_METADATA, Operation, Step, TaggedRequest, TaskContext,
-    Volume,
+    BlockCount, BlockError, BlockSize, Lba, Metadata, MetadataFormat, NO_METADATA, Operation, Step, TaggedRequest,
+    TaskContext, Volume, VolumeError,
     conformance::{Bench, Job, SyncHarness},
 };
 use millrace_memory::Segment;
@@ -19,7 +19,7 @@ use crate::{
     graph::Graph,
     legs,
     testing::{
-        grow_over_what_was_there,
+        Formatted, grow_over_what_was_there,
         waiting::{Gate, copy_and_write},
     },
 };
@@ -36,7 +36,7 @@ impl Probe {
     }
 
     fn run(&self, operation: Operation, lba: u64, data: &[u8], tag: [u8; 8]) -> (Result<(), BlockError>, Vec<u8>, [u8; 8]) {
-        let (lba, len, volume) = (millrace_block::Lba(lba), data.len(), Arc::clone(&self.0));
+        let (lba, len, volume) = (Lba(lba), data.len(), Arc::clone(&self.0));
         let data = data.to_vec();
         let result = legs::block_on(move |cx: TaskContext<'_>| {
             Box::pin(async move {
@@ -96,7 +96,7 @@ fn metadata_stay_until_the_block_is_written_without() {
         let plain = job(bench, Operation::Write { fua: true }, 159, 3);
         bench.job(plain).unwrap();
         bench.plain(Operation::WriteZeroes { fua: false, deallocate: true }, 160, 1).unwrap();
-        bench.plain(Operation::Copy { source: millrace_block::Lba(0) }, 1, 1).unwrap();
+        bench.plain(Operation::Copy { source: Lba(0) }, 1, 1).unwrap();
     });
     for reopened in [false, true] {
         if reopened {
@@ -285,6 +285,84 @@ fn damaged_pages_cost_no_more_than_they_must() {
     }
 }
 
+/// A fault of reads of a group's page in this place.
+fn unreadable(group: u64, place: u64) -> Rule {
+    let start = group_start(group, SIZE) + place * PAGE as u64;
+    let range = Some((Lba(start >> SIZE.shift()), BlockCount(PAGE as u64 >> SIZE.shift())));
+    Rule { range, ..Rule::new(Requests::Read, When::Always, Effect::Fail(BlockError::ReadFault { errno: 5 })) }
+}
+
+#[test]
+fn the_only_page_is_missed_when_it_cannot_be_read() {
+    for is_written in [false, true] {
+        let faulty = FaultVolume::new(disk(500, SIZE), SEED);
+        let graph = over(&faulty, Reason::Create);
+        Probe::over(graph.volume()).write(170, 1, 1).unwrap();
+        kill(graph);
+        let graph = over(&faulty, Reason::Open);
+        let probe = Probe::over(graph.volume());
+        // The first page comes to the second place.
+        faulty.add(unreadable(1, 1));
+        assert_eq!(probe.read(170), Err(BlockError::ReadFault { errno: 5 }));
+        on_bench(graph.volume(), |bench| bench.expect(170, &[1; 512]));
+        if is_written {
+            probe.write(171, 2, 2).unwrap();
+        }
+        faulty.clear();
+        let expected = if is_written { Err(BlockError::ReadFault { errno: 0 }) } else { Ok((1, 1)) };
+        assert_eq!(probe.read(170), expected, "what is written takes its place");
+        assert_eq!(graph.services("metadata")[0].1.status().facts.len(), if is_written { 2 } else { 1 });
+        probe.write(171, 2, 2).unwrap();
+        kill(graph);
+        let graph = over(&faulty, Reason::Open);
+        let probe = Probe::over(graph.volume());
+        assert_eq!((probe.read(170), probe.read(171)), (expected, Ok((2, 2))));
+    }
+}
+
+#[test]
+fn a_page_that_could_not_be_read_does_not_come_back_over_what_was_written() {
+    let disk = disk(500, SIZE);
+    let faulty = FaultVolume::new(Arc::clone(&disk), SEED);
+    let mut graph = over(&faulty, Reason::Create);
+    Probe::over(graph.volume()).write(170, 1, 1).unwrap();
+    // The page of the close, the second one, comes to the first place, and has nothing but the newest.
+    graph.unmount();
+    drop(graph);
+    legs::write(&disk, group_start(1, SIZE) + PAGE as u64, vec![0x80; PAGE]).unwrap();
+    faulty.add(unreadable(1, 0));
+    let graph = over(&faulty, Reason::Open);
+    Probe::over(graph.volume()).write(170, 5, 5).unwrap();
+    kill(graph);
+    faulty.clear();
+    let graph = over(&faulty, Reason::Open);
+    assert_eq!(Probe::over(graph.volume()).read(170), Ok((5, 5)));
+}
+
+#[test]
+fn what_the_newer_page_may_have_said_is_not_made_up() {
+    let faulty = FaultVolume::new(disk(500, SIZE), SEED);
+    let graph = over(&faulty, Reason::Create);
+    let probe = Probe::over(graph.volume());
+    probe.write(170, 1, 1).unwrap();
+    probe.write(171, 2, 2).unwrap();
+    kill(graph);
+    let mut graph = over(&faulty, Reason::Open);
+    let probe = Probe::over(graph.volume());
+    faulty.add(unreadable(1, 0));
+    let found = [170, 171, 172].map(|lba| probe.read(lba));
+    let lost = Err(BlockError::ReadFault { errno: 0 });
+    assert_eq!(found, [Ok((1, 1)), lost, lost]);
+    assert_eq!(graph.services("metadata")[0].1.status().health, Health::Degraded);
+    // Nothing was written: it is there when it can be read again.
+    graph.unmount();
+    faulty.clear();
+    let graph = over(&faulty, Reason::Open);
+    let probe = Probe::over(graph.volume());
+    let found = [170, 171, 172].map(|lba| probe.read(lba));
+    assert_eq!(found, [Ok((1, 1)), Ok((2, 2)), Ok((0, 0xff))]);
+}
+
 #[test]
 fn what_a_volume_grows_by_has_no_metadata() {
     let disk = disk(500, SIZE);
@@ -352,7 +430,7 @@ fn another_form_that_could_not_be_stored_is_not_there_after_a_restart() {
         let faulty = FaultVolume::new(disk(500, SIZE), SEED);
         let mut graph = over(&faulty, Reason::Create);
         let before = graph.volume().metadata();
-        let range = Some((millrace_block::Lba(0), BlockCount(32)));
+        let range = Some((Lba(0), BlockCount(32)));
         for nth in 2..2 + failures {
             faulty.add(Rule { range, ..Rule::new(Requests::Write, When::Nth(nth), Effect::Fail(FAULT)) });
         }
@@ -382,7 +460,7 @@ fn writes_that_meet_leave_one_of_them() {
                     let segment = bench.memory.segment(number as usize * 0x4000, 20 * 512);
                     segment.fill((round + number) as u8);
                     let operation = if number < 6 { Operation::Write { fua: false } } else { Operation::Read };
-                    let (lba, count) = (millrace_block::Lba(150 + bench.random.below(5)), BlockCount(20));
+                    let (lba, count) = (Lba(150 + bench.random.below(5)), BlockCount(20));
                     Job { operation, lba, count, segments: vec![segment] }
                 })
                 .collect();
@@ -414,7 +492,9 @@ fn what_lay_on_a_device_beyond_the_end_is_not_seen_when_the_volume_grows() {
 #[test]
 fn after_a_format_that_failed_nothing_is_acknowledged_that_the_next_opening_erases() {
     let faulty = FaultVolume::new(disk(1100, SIZE), SEED);
-    let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+    let inner: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+    let leg =
+        Formatted::over(&inner, |_, _| Err(VolumeError::Unsupported { volume: "leg".to_owned(), what: "other blocks" }));
     let graph = open(&leg, Reason::Create).unwrap();
     let service = Arc::clone(&graph.services("metadata")[0].1);
     let mut harness = SyncHarness::new(SEED, false);
@@ -428,6 +508,8 @@ fn after_a_format_that_failed_nothing_is_acknowledged_that_the_next_opening_eras
     assert_eq!(bench.moving(Operation::Read, 3, &segment), closed);
     assert_eq!(bench.plain(Operation::Flush, 0, 0), closed);
     assert_eq!(service.status().health, crate::Health::Failed);
+    assert!(graph.volume().format(BlockSize::B4096).is_err());
+    assert_eq!(bench.write(3, &[7; 512]), closed, "a leg that refuses at once has not ended it");
     faulty.clear();
     graph.volume().format(SIZE).unwrap();
     bench.write(3, &[8; 512]).unwrap();
@@ -469,4 +551,26 @@ fn a_leg_with_an_old_header_is_erased_when_it_may_be() {
     let mut bench = Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
     bench.expect_zeroes(0, 100);
     bench.expect(100, &data);
+}
+
+/// The way back of a change that has overwritten the header.
+#[test]
+fn without_its_header_it_answers_no_request() {
+    let leg = disk(500, SIZE);
+    let graph = open(&leg, Reason::Create).unwrap();
+    let service = Arc::clone(&graph.services("metadata")[0].1);
+    let probe = Probe::over(graph.volume());
+    probe.write(7, 1, 2).unwrap();
+    service.unmount().unwrap();
+    let header = legs::read(&leg, 0, 16 << 10).unwrap();
+    legs::write(&leg, 0, vec![0; 16 << 10]).unwrap();
+    let mount = Mount { reason: Reason::Open, legs: vec![LegOrigin::Kept], previous: None, reformat: false };
+    let error = service.mount(&mount).unwrap_err().to_string();
+    assert!(error.contains("it has no metadata header"), "{error}");
+    assert_eq!((probe.read(7), probe.write(7, 3, 4)), (Err(BlockError::NotReady), Err(BlockError::NotReady)));
+    assert_eq!(service.status().health, Health::Failed);
+    legs::write(&leg, 0, header).unwrap();
+    service.mount(&mount).unwrap();
+    assert_eq!(probe.read(7), Ok((1, 2)));
+    assert_eq!(service.status().health, Health::Good);
 }

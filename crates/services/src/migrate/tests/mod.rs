@@ -62,8 +62,7 @@ fn volumes(legs: &[Arc<FaultVolume>]) -> Vec<Arc<dyn Volume>> {
 
 fn move_of(graph: &Graph) -> Arc<Move> {
     let (_, service) = graph.services(SERVICE).remove(0);
-    let any: Arc<dyn Any + Send + Sync> = service;
-    any.downcast().expect("a move")
+    of_type(&service).expect("a move")
 }
 
 /// Does the walk's work on the calling thread, for so many steps at most.

@@ -254,6 +254,115 @@ fn a_leg_that_refuses_what_a_scrub_found_is_filled_with_everything() {
     assert!(volumes.iter().all(|leg| data_of(leg) == model));
 }
 
+/// So many legs, of which the first has a wrong block that no mark tells of; and what the others have.
+fn with_a_wrong_block(count: usize) -> (Vec<Arc<FaultVolume>>, Graph, Vec<u8>) {
+    let legs = faulty(count, 1024);
+    let volumes = volumes(&legs);
+    let graph = open("region=64K, ", &volumes, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+    (0..2).for_each(|_| look_at_marks(&graph));
+    assert_eq!(mirror(&graph).intent().unwrap().marked(), 0);
+    rot(&volumes[0], &model, 700);
+    (legs, graph, model)
+}
+
+/// The operator knows which leg is wrong.
+#[test]
+fn an_undecided_block_is_filled_on_the_leg_that_the_operator_takes_out() {
+    for opened_anew in [false, true] {
+        let (legs, mut graph, model) = with_a_wrong_block(2);
+        let volumes = volumes(&legs);
+        assert_eq!(scrub(&graph).listed, [700]);
+        assert_eq!(mirror(&graph).intent().unwrap().marked(), 0, "a crash must not decide it");
+        let said = command(&graph, "fail", 0).unwrap();
+        assert!(said.contains("were found to differ"), "{said}");
+        if opened_anew {
+            // A crash.
+            drop(graph);
+            graph = open("region=64K, ", &volumes, Reason::Open);
+        }
+        assert!(command(&graph, "rebuild", 0).unwrap().ends_with("with what it missed"));
+        assert_eq!(mirror(&graph).intent().unwrap().stale(), 1, "the block's region, and no other");
+        assert!(resync(&graph));
+        assert_eq!(state(&graph, 0), "good");
+        assert!(volumes.iter().all(|leg| data_of(leg) == model));
+        assert_eq!(command(&graph, "fail", 0).unwrap(), "leg 0 is out of use", "the legs are equal now");
+    }
+}
+
+/// While another leg can still go no mark is made: with one, the next opening would make the legs equal.
+#[test]
+fn an_undecided_block_is_marked_when_its_leg_is_taken_in_again() {
+    let (legs, graph, model) = with_a_wrong_block(3);
+    let volumes = volumes(&legs);
+    crate::legs::write(&volumes[2], 700 * 512, vec![0xa5; 512]).unwrap();
+    assert_eq!(scrub(&graph).listed, [700]);
+    let marked = || mirror(&graph).intent().unwrap().marked();
+    let said = command(&graph, "fail", 0).unwrap();
+    assert!(said.contains("were found to differ"), "{said}");
+    assert_eq!(marked(), 0);
+    assert!(command(&graph, "rebuild", 0).unwrap().ends_with("with what it missed"));
+    assert_eq!(marked(), 1);
+    assert!(resync(&graph));
+    assert!(volumes.iter().all(|leg| data_of(leg) == model));
+    assert_eq!(command(&graph, "fail", 0).unwrap(), "leg 0 is out of use", "the legs are equal now");
+}
+
+#[test]
+fn the_answer_of_fail_does_not_wait_for_a_leg_that_never_answers() {
+    let (legs, graph, model) = with_a_wrong_block(2);
+    let volumes = volumes(&legs);
+    scrub(&graph);
+    let mirror = mirror(&graph);
+    // As upkeep has it while it flushes that leg.
+    let turn = mirror.members.page_turn.try_take().unwrap();
+    let said = command(&graph, "fail", 0).unwrap();
+    assert!(said.contains("could not be marked"), "{said}");
+    drop(turn);
+    assert!(command(&graph, "rebuild", 0).unwrap().ends_with("with everything"));
+    assert!(resync(&graph));
+    assert!(volumes.iter().all(|leg| data_of(leg) == model));
+}
+
+#[test]
+fn an_undecided_block_whose_mark_is_refused_is_filled_all_the_same() {
+    let (legs, graph, model) = with_a_wrong_block(2);
+    let volumes = volumes(&legs);
+    scrub(&graph);
+    let page = RULES.page_region(RULES.area_of(&*volumes[1]));
+    let range = Some((Lba(page.offset / 512), BlockCount(page.len / 512)));
+    legs[1].add(Rule { range, ..Rule::new(Kind::Write, When::Nth(1), Effect::Fail(WRITE_FAULT)) });
+    command(&graph, "fail", 0).unwrap();
+    assert_eq!((state(&graph, 0).as_str(), state(&graph, 1).as_str()), ("failed", "good"));
+    assert!(command(&graph, "rebuild", 0).unwrap().ends_with("with everything"));
+    assert!(resync(&graph));
+    assert_eq!(state(&graph, 0), "good");
+    assert!(volumes.iter().all(|leg| data_of(leg) == model));
+}
+
+#[test]
+fn a_leg_that_was_not_compared_decides_nothing() {
+    let (_, graph, _) = with_a_wrong_block(3);
+    let marked = || mirror(&graph).intent().unwrap().marked();
+    command(&graph, "fail", 2).unwrap();
+    assert_eq!(scrub(&graph).differing, 1);
+    command(&graph, "rebuild", 2).unwrap();
+    assert_eq!(state(&graph, 2), "being filled");
+    assert_eq!(command(&graph, "fail", 2).unwrap(), "leg 2 is out of use");
+    assert_eq!(marked(), 0);
+    command(&graph, "fail", 0).unwrap();
+    assert_eq!(marked(), 1);
+}
+
+#[test]
+fn a_format_forgets_what_was_undecided() {
+    let (_, graph, _) = with_a_wrong_block(2);
+    assert_eq!(scrub(&graph).differing, 1);
+    graph.volume().format(BlockSize::B512).unwrap();
+    assert_eq!(command(&graph, "fail", 0).unwrap(), "leg 0 is out of use");
+}
+
 #[test]
 fn where_legs_may_differ_a_block_that_cannot_be_read_takes_no_other_with_it() {
     let legs = faulty(2, 1024);

@@ -6,7 +6,7 @@ use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockCount, Lba, trace::Tap};
 
 use super::{
-    failures::{WRITE_FAULT, pull, state},
+    failures::{WRITE_FAULT, pull, rot, state},
     *,
 };
 use crate::testing::waiting::{stop_half_way, until, write_around};
@@ -135,6 +135,84 @@ fn marks_stay_when_a_leg_cannot_make_durable_what_they_stand_for() {
         parity_fits(&graph, &volumes);
         on_bench(&graph, |bench| bench.expect(0, &model));
     }
+}
+
+/// The operator knows which legs are wrong; no write has marked their blocks.
+#[test]
+fn an_undecided_block_is_filled_on_the_legs_that_the_operator_takes_out() {
+    for (form, count, opened_anew) in [(SMALL, 1, false), (SMALL, 1, true), (TWO, 2, false), (TWO, 2, true)] {
+        let legs = volumes(&form.faulty(1024));
+        let mut graph = form.open(&legs, Reason::Create);
+        let mut model = Vec::new();
+        on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+        (0..2).for_each(|_| look_at_marks(&graph));
+        assert_eq!(parity(&graph).members.intent().unwrap().marked(), 0);
+        let wrong: Vec<_> = (0..count).map(|part| parity(&graph).layout.leg(5, part)).collect();
+        // In one block of the row, but not the same byte.
+        (5 * 4096 + 700..).zip(&wrong).for_each(|(at, leg)| rot(&legs[*leg], at));
+        let found = scrubbed(&graph);
+        assert_eq!((found.differing, found.repaired, found.listed), (1, 0, vec![41]));
+        for leg in &wrong {
+            let said = command(&graph, "fail", *leg).unwrap();
+            assert!(said.contains("were found to differ"), "{said}");
+        }
+        if opened_anew {
+            // A crash.
+            drop(graph);
+            graph = form.open(&legs, Reason::Open);
+        }
+        for leg in &wrong {
+            assert!(command(&graph, "rebuild", *leg).unwrap().ends_with("with what it missed"));
+        }
+        assert!(resync(&graph));
+        assert!((0..form.legs).all(|leg| state(&graph, leg) == "good"));
+        parity_fits(&graph, &legs);
+        on_bench(&graph, |bench| bench.expect(0, &model));
+    }
+}
+
+/// With a mark, the next opening would make the parity fit what is wrong on the other one.
+#[test]
+fn an_undecided_block_stays_so_while_another_leg_can_still_be_taken_out() {
+    let legs = volumes(&TWO.faulty(1024));
+    let graph = TWO.open(&legs, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+    (0..2).for_each(|_| look_at_marks(&graph));
+    let wrong = [0, 1].map(|part| parity(&graph).layout.leg(5, part));
+    (5 * 4096 + 700..).zip(&wrong).for_each(|(at, leg)| rot(&legs[*leg], at));
+    assert_eq!(scrubbed(&graph).differing, 1);
+    command(&graph, "fail", wrong[0]).unwrap();
+    assert_eq!(parity(&graph).members.intent().unwrap().marked(), 0);
+    // A crash.
+    drop(graph);
+    let graph = TWO.open(&legs, Reason::Open);
+    assert!(resync(&graph));
+    assert_eq!(scrubbed(&graph).differing, 1, "the others do not fit either");
+    assert!(command(&graph, "fail", wrong[1]).unwrap().contains("were found to differ"));
+    on_bench(&graph, |bench| bench.expect(0, &model));
+    for leg in &wrong {
+        command(&graph, "rebuild", *leg).unwrap();
+    }
+    assert!(resync(&graph));
+    parity_fits(&graph, &legs);
+    on_bench(&graph, |bench| bench.expect(0, &model));
+}
+
+/// One that cannot be written is not one that is wrong.
+#[test]
+fn a_leg_that_fails_by_itself_decides_nothing() {
+    let faulty = SMALL.faulty(1024);
+    let legs = volumes(&faulty);
+    let graph = SMALL.open(&legs, Reason::Create);
+    on_bench(&graph, |bench| _ = bench.write_random(0, 1024));
+    (0..2).for_each(|_| look_at_marks(&graph));
+    rot(&legs[parity(&graph).layout.leg(5, 0)], 5 * 4096 + 700);
+    assert_eq!(scrubbed(&graph).differing, 1);
+    faulty[1].add(Rule::new(Kind::Write, When::Always, Effect::Fail(WRITE_FAULT)));
+    graph.root.service.as_ref().unwrap().unmount().unwrap();
+    assert_eq!(state(&graph, 1), "failed");
+    assert_eq!(parity(&graph).members.intent().unwrap().marked(), 0);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use millrace_block::{
     BlockCount, BlockError, BlockSize, Geometry, IoOperation, Lba, Operation, Request, Scratch, ShardSlot, Step,
     TaskContext, Usage, VolumeError,
     conformance::{Memory, SyncIo},
-    future_bytes,
+    future_bytes, placed_bytes,
 };
 use millrace_engine::{Engine, ShardConfig};
 use millrace_memory::BufferPool;
@@ -69,7 +69,7 @@ impl OnCommand {
     }
 
     fn serve_bytes<'a, F: Future + 'a>(_: fn(&'a Self) -> F) -> usize {
-        size_of::<F>().next_multiple_of(8)
+        placed_bytes::<F>()
     }
 }
 
