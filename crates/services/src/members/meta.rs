@@ -43,7 +43,7 @@ impl Decided {
             Self::Nothing => "",
             Self::Later => {
                 "; \"rebuild\" fills it from the others also where the legs were found to differ, unless the volume is opened \
-                 anew before: first \"fail\" any other leg that is wrong there"
+                 anew, or its stack changed, before: first \"fail\" any other leg that is wrong there"
             }
             Self::Marked => {
                 "; \"rebuild\" fills it from the others also where the legs were found to differ: before that, \"fail\" any \
@@ -51,7 +51,7 @@ impl Decided {
             }
             Self::Unmarked => {
                 "; where the legs were found to differ could not be marked: \"rebuild\" fills it with everything, unless the \
-                 volume is opened anew before"
+                 volume is opened anew, or its stack changed, before"
             }
         }
     }
