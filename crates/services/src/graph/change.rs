@@ -304,7 +304,7 @@ impl Difference {
         }
         self.has_erased.set(true);
         let node = leaves.join(", ");
-        let what = "what the volume had there is gone, at least in part: the new stack had begun to erase it";
+        let what = "what the volume had there may be gone, at least in part: the new stack may have begun to erase it";
         tracing::error!(legs = node, "a change failed, and {what}");
         Some(GraphError::Service { node, source: ServiceError::NotNow(what.to_owned()) })
     }

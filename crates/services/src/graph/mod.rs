@@ -118,7 +118,7 @@ pub enum GraphError {
         other: String,
     },
     /// A change failed, and what was before did not come into force again.
-    #[error("{change}; the way back failed, too, and the volume is not as before ({back}): change, format or reopen it")]
+    #[error("{change}; the way back failed, too, and the volume is not as before ({back}): change or reopen it")]
     WayBack {
         /// Why it failed.
         #[source]

@@ -92,7 +92,8 @@ impl Members {
         let _held = self.hold_upkeep();
         if self.masks().readable == 0 {
             // If this one could not be begun, the legs would come back as that one left them.
-            let why = "a format stopped half way: nothing is read or written until it is opened again".to_owned();
+            let why =
+                "a format or a change of the stack stopped half way: open the volume again, or change its stack".to_owned();
             return Err(VolumeError::Refused { volume: self.name.clone(), why });
         }
         self.begin_format()?;
