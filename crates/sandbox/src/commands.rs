@@ -132,10 +132,14 @@ pub fn help(socket: BorrowedFd<'_>, allowed: Option<&[PathBuf]>) -> io::Result<(
             let _ = answer.write_all(&bytes);
         };
         match spawned {
-            Ok(mut child) => drop(thread::spawn(move || match wait(&mut child, answer.as_fd()) {
-                Ok(status) => say(&mut answer, ENDED, status.into_raw()),
-                Err(error) => say(&mut answer, FAILED, error.raw_os_error().unwrap_or(libc::EIO)),
-            })),
+            Ok(mut child) => {
+                let wait = move || match wait(&mut child, answer.as_fd()) {
+                    Ok(status) => say(&mut answer, ENDED, status.into_raw()),
+                    Err(error) => say(&mut answer, FAILED, error.raw_os_error().unwrap_or(libc::EIO)),
+                };
+                // Where there can be no more threads the answer ends unsaid, and this one alone has failed.
+                drop(thread::Builder::new().spawn(wait));
+            }
             Err(error) => say(&mut answer, FAILED, error.raw_os_error().unwrap_or(libc::EIO)),
         }
     }

@@ -153,8 +153,10 @@ impl Cells {
         if let Some(known) = self.known().get_mut(&cell) {
             // What it may have made has its names until it says what it has.
             let made = std::mem::take(&mut known.coming);
+            // Who refuses may have others of these names.
+            let names = if declared.is_ok() { made.names.clone() } else { BTreeSet::new() };
             known.stored.get_or_insert_default().names.extend(made.names);
-            known.left_out = why.map(|why| LeftOut { why, names: BTreeSet::new() });
+            known.left_out = why.map(|why| LeftOut { why, names });
         }
         self.refresh(&cell).await;
         declared

@@ -199,7 +199,9 @@ impl Known {
     }
 
     fn is_empty(&self) -> bool {
-        self.silent.is_none() && self.volumes.is_empty() && self.devices.is_empty() && self.coming.names.is_empty()
+        let has_nothing = self.volumes.is_empty() && self.devices.is_empty() && self.coming.names.is_empty();
+        // One that lacks its part is shown for as long.
+        self.silent.is_none() && has_nothing && self.lacks().is_none()
     }
 
     /// Whether a volume of this identity may be there, as far as can be told of a cell that does not answer.

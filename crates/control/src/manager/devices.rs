@@ -389,7 +389,7 @@ impl Inner {
     }
 
     /// Takes a namespace from its device. A device that has failed shows nothing.
-    fn take_attachment(&mut self, device: &str, nsid: u32) {
+    pub(super) fn take_attachment(&mut self, device: &str, nsid: u32) {
         let Some(device) = self.devices.get_mut(device) else { return };
         let was_shown = device.failed.remove(&nsid).is_none();
         let Ok(live) = &device.live else { return };

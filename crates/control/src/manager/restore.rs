@@ -54,8 +54,8 @@ struct Created {
     files: Vec<FileChange>,
     volumes: Vec<Name>,
     devices: Vec<Name>,
-    /// Devices that were there, and got namespaces.
-    changed: Vec<Name>,
+    /// What devices were that were there, and got namespaces.
+    changed: Vec<DeviceRecord>,
 }
 
 /// A device goes on with its guest.
@@ -286,7 +286,6 @@ impl Manager {
             Ok(self.store.apply(&changes)?)
         });
         if result.is_err() {
-            // The daemon will not run with half of it, so that devices that were there need not be put right.
             created.undo(inner);
         }
         result
@@ -330,10 +329,10 @@ impl Manager {
             if inner.has(&spec.name, attach) {
                 continue;
             }
-            inner.make_attachment(spec.name.as_str(), attach).map_err(|error| declared.failed(device.line, error))?;
-            if !is_new && !created.changed.contains(&spec.name) {
-                created.changed.push(spec.name.clone());
+            if !is_new && !created.changed.iter().any(|before| before.spec.name == spec.name) {
+                created.changed.extend(inner.devices.get(&spec.name).map(|device| device.record.clone()));
             }
+            inner.make_attachment(spec.name.as_str(), attach).map_err(|error| declared.failed(device.line, error))?;
         }
         Ok(())
     }
@@ -341,10 +340,22 @@ impl Manager {
 
 impl Created {
     fn touched(&self) -> impl Iterator<Item = &Name> {
-        self.devices.iter().chain(&self.changed)
+        self.devices.iter().chain(self.changed.iter().map(|before| &before.spec.name))
     }
 
     fn undo(self, inner: &mut Inner) {
+        // A cell goes on, with guests that must not see what is undone.
+        for before in self.changed {
+            let name = before.spec.name.clone();
+            let now = inner.devices.get(&name).map(|device| device.record.namespaces.clone()).unwrap_or_default();
+            let had = |nsid| before.namespaces.iter().any(|at| at.nsid == nsid);
+            for at in now.iter().filter(|at| !had(at.nsid)) {
+                inner.take_attachment(name.as_str(), at.nsid);
+            }
+            if let Some(device) = inner.devices.get_mut(&name) {
+                device.record = before;
+            }
+        }
         for name in self.devices {
             if let Some(device) = inner.devices.remove(&name) {
                 inner.retire(device);

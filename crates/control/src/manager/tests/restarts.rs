@@ -299,6 +299,21 @@ fn a_configuration_that_fails_changes_nothing() {
     }
 }
 
+/// As a cell's worker does it, which goes on.
+#[test]
+fn what_is_refused_of_a_part_leaves_devices_that_run_as_they_were() {
+    let rig = Rig::new();
+    rig.create_device(&device("d", "{}")).unwrap();
+    let before = picture(&rig);
+    let more = "[[device]]\nname = \"d\"\nnvme = {}\nattach = [{ volume = \"root\" }, { volume = \"api\", nsid = 1 }]\n";
+    let path = rig.path("m.toml");
+    fs::write(&path, format!("{CONFIG}{more}")).unwrap();
+    let error = rig.declare(&Declared::read(&path).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("device d: namespace 1 is volume root"), "{error}");
+    assert_eq!(picture(&rig), before);
+    assert!(!rig.path("root.img").exists() && !rig.path("vm.sock").exists());
+}
+
 #[test]
 fn a_crash_leaves_a_state_that_was_true() {
     let mut rig = Rig::new();
