@@ -303,6 +303,7 @@ fn a_configuration_that_fails_changes_nothing() {
 #[test]
 fn what_is_refused_of_a_part_leaves_devices_that_run_as_they_were() {
     let rig = Rig::new();
+    rig.create_volume(&volume("api", "1M", "memory")).unwrap();
     rig.create_device(&device("d", "{}")).unwrap();
     let before = picture(&rig);
     let more = "[[device]]\nname = \"d\"\nnvme = {}\nattach = [{ volume = \"root\" }, { volume = \"api\", nsid = 1 }]\n";
