@@ -249,7 +249,7 @@ fn a_format_that_stopped_half_way_is_followed_by_an_opening_and_nothing_else() {
     assert_eq!(mirror(&graph).masks(), Masks::default());
     legs[0].add(Rule::new(Kind::WriteZeroes, When::Nth(1), Effect::Fail(WRITE_FAULT)));
     let refused = graph.volume().format(BlockSize::B4096).unwrap_err().to_string();
-    assert!(refused.contains("until it is opened again"), "{refused}");
+    assert!(refused.contains("stopped half way: open the volume again"), "{refused}");
     assert_eq!(mirror(&graph).masks(), Masks::default());
     drop(graph);
     legs[0].clear();
