@@ -275,8 +275,8 @@ pub(crate) struct Cache {
     flushing: Flushing,
     /// The superblock as it was stored last, and its generation.
     superblock: Mutex<Option<(Superblock, u64)>>,
-    /// What names it, while it is out of force with dirty lines on the fast leg.
-    left_dirty: Mutex<Option<[u8; 16]>>,
+    /// What names it, and whether it has dirty lines on the fast leg, while it is out of force.
+    left: Mutex<Option<([u8; 16], bool)>>,
     /// What a leg said last, for the status.
     trouble: Mutex<Option<String>>,
     /// Which copy of the superblock was damaged when the cache was opened.
@@ -356,7 +356,7 @@ impl Cache {
                 draining: AtomicBool::new(false),
                 flushing: Flushing::default(),
                 superblock: Mutex::new(None),
-                left_dirty: Mutex::new(None),
+                left: Mutex::new(None),
                 trouble: Mutex::new(None),
                 damaged: Mutex::new(None),
             };

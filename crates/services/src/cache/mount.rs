@@ -1,6 +1,6 @@
 //! Coming and going: what the fast leg holds, and what follows from it.
 
-use std::sync::{PoisonError, atomic::Ordering};
+use std::sync::{MutexGuard, PoisonError, atomic::Ordering};
 
 use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume};
 
@@ -101,8 +101,14 @@ impl Cache {
                 "it holds something else; erase its first 16 KiB if it may be the fast leg (the slow one, whose data stay, stands right of the bar)",
             )),
             None => self.prepare(0),
-            Some((superblock, _)) if mount.reason == Reason::Open && self.is_anothers_now(&superblock) => Err(self.erased()),
             Some((superblock, found)) => {
+                let left = *self.left();
+                match left.filter(|(id, _)| mount.reason == Reason::Open && *id != superblock.id) {
+                    Some((_, true)) => return Err(self.erased()),
+                    // Another one had the leg meanwhile. What this one had there lies on the slow leg, too.
+                    Some((_, false)) => return self.prepare(found.generation),
+                    None => {}
+                }
                 // Of a volume that is made again from its legs, by its name, everything counts.
                 let again = mount.reason == Reason::Create && superblock.may_be_dirty && superblock.label == self.label;
                 let ours = fast_is_ours || again;
@@ -137,17 +143,16 @@ impl Cache {
         Ok(())
     }
 
-    /// Whether this one went out of force with dirty lines, and the fast leg is another cache's.
-    fn is_anothers_now(&self, superblock: &Superblock) -> bool {
-        let left = *self.left_dirty.lock().unwrap_or_else(PoisonError::into_inner);
-        left.is_some_and(|left| left != superblock.id)
+    /// How this one went out of force.
+    fn left(&self) -> MutexGuard<'_, Option<([u8; 16], bool)>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Why it does not come back then.
     fn erased(&self) -> ServiceError {
         self.wrong(&format!(
             "a change that failed has erased it, and with it {} lines that were not written back: what the slow leg ({}) has in their places is \
-             older. Restore the volume; opened again (\"millrace upgrade\" to the same binary) it goes on with what the slow leg has",
+             older. Restore the volume: make it anew over the slow leg",
             self.dirty_lines(),
             self.slow.name()
         ))
@@ -312,7 +317,7 @@ impl Cache {
     fn take_force(&self, known: (Superblock, u64)) {
         self.may_be_dirty.store(known.0.may_be_dirty, Ordering::Relaxed);
         *self.superblock() = Some(known);
-        *self.left_dirty.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.left() = None;
         for flag in [&self.void, &self.broken, &self.leaving] {
             flag.store(false, Ordering::Relaxed);
         }
@@ -473,7 +478,7 @@ impl Cache {
         );
         let closed = Superblock { state, may_be_dirty: dirty, ..superblock.clone() };
         let Err(error) = closed.store(&self.fast, generation) else {
-            *self.left_dirty.lock().unwrap_or_else(PoisonError::into_inner) = dirty.then_some(superblock.id);
+            *self.left() = Some((superblock.id, dirty));
             return Ok(());
         };
         self.fast_failed("the superblock", &error);

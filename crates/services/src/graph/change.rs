@@ -251,8 +251,9 @@ impl Difference {
         for (node, mount) in self.new.iter().zip(&self.mounts).rev().filter(|(node, _)| !self.is_ahead(node)) {
             if let Err(error) = node.mount(mount) {
                 done.reverse();
-                // Refused by a leg, it may have begun.
-                let has_begun = matches!(&error, GraphError::Service { source: ServiceError::Leg { .. }, .. });
+                // Refused by a leg, or without a thread for more, it may have begun.
+                let begins = |source: &ServiceError| matches!(source, ServiceError::Leg { .. } | ServiceError::Engine(_));
+                let has_begun = matches!(&error, GraphError::Service { source, .. } if begins(source));
                 return Err(self.way_back(error, &done, has_begun.then_some(node)));
             }
             done.push(node);

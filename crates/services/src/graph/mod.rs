@@ -117,8 +117,8 @@ pub enum GraphError {
         /// The first node.
         other: String,
     },
-    /// A change failed, and what was before did not come into force again.
-    #[error("{change}; the way back failed, too, and the volume is not as before ({back}): change or reopen it")]
+    /// A change failed, and what was before did not come into force again, or may have been erased in part.
+    #[error("{change}; and the volume is not as before ({back}): change, reopen or restore it")]
     WayBack {
         /// Why it failed.
         #[source]

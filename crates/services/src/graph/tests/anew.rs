@@ -66,7 +66,7 @@ fn integrity_whose_header_is_gone_answers_nobody_until_it_is_formatted() {
     old.tasks.clear();
     let mut full = || Err("no space".to_owned());
     let failed = change(&switch, &mut old, &mut new, terms(&mut full, true)).err().unwrap().to_string();
-    for says in ["no space", "the way back failed, too", "it has no integrity header"] {
+    for says in ["no space", "the volume is not as before", "it has no integrity header"] {
         assert!(failed.contains(says), "{failed}");
     }
     assert_eq!(read(&mut bench), Err(BlockError::NotReady));

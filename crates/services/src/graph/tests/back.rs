@@ -166,7 +166,7 @@ fn it_is_told_what_a_change_that_failed_has_erased() {
     old.tasks.clear();
     let mut full = || Err("no space".to_owned());
     let failed = change(&switch, &mut old, &mut new, terms(&mut full, true)).unwrap_err().to_string();
-    for says in ["no space", "the way back failed, too", "disk:1: what the volume had there may be gone"] {
+    for says in ["no space", "the volume is not as before", "disk:1: what the volume had there may be gone"] {
         assert!(failed.contains(says), "{failed}");
     }
     assert!(switch.is_untold(), "nor is the guest told");
@@ -211,4 +211,19 @@ fn a_cache_whose_dirty_lines_were_erased_meanwhile_does_not_come_back() {
     let refused = service.mount(&kept).unwrap_err().to_string();
     assert!(refused.contains("lines that were not written back"), "{refused}");
     assert_eq!(running.graph.tree().status.unwrap().health, Health::Failed);
+}
+
+#[test]
+fn a_cache_without_dirty_lines_comes_back_over_a_fast_leg_that_another_one_had() {
+    let running = Running::new("cache(mode=through, line=4K, disk:0, disk:1)");
+    let service = running.graph.root.service.clone().unwrap();
+    service.unmount().unwrap();
+    let other = beside(&running.graph, &running.disks, "cache(mode=back, line=4K, around=0, disk:0, disk:2)").unwrap();
+    let between = other.root.service.clone().unwrap();
+    between.mount(&Mount { reason: Reason::Change, legs: vec![LegOrigin::New; 2], previous: None, reformat: true }).unwrap();
+    Bench::new(&mut SyncHarness::new(SEED, false), Arc::clone(other.volume()), SEED + 1).write_random(0, WRITTEN);
+    between.unmount().unwrap();
+    assert!(is_dirty(&other.root), "written back already");
+    service.mount(&Mount { reason: Reason::Open, legs: vec![LegOrigin::Kept; 2], previous: None, reformat: false }).unwrap();
+    running.expect_data();
 }
