@@ -504,8 +504,8 @@ impl QueuePair {
         Err(QueueError::BadCompletion { qid: self.id, cqe })
     }
 
-    /// Takes the next completion whatever it says: for a controller that was told what is not so.
-    pub fn next_completion_raw(&mut self) -> Option<Cqe> {
+    /// Takes the next completion whatever it says.
+    fn next_completion_raw(&mut self) -> Option<Cqe> {
         let cqe = self.stash.pop_front().or_else(|| self.cq.pop())?;
         self.cids.complete(cqe.cid);
         self.cids.free(cqe.cid);

@@ -118,30 +118,31 @@ pub fn help(socket: BorrowedFd<'_>, allowed: Option<&[PathBuf]>) -> io::Result<(
         }
         let Ok([output, errors, answer]) = <[OwnedFd; 3]>::try_from(fds) else { continue };
         let words = words(&line[..received.bytes]);
-        let is_allowed = |program: &Path| allowed.is_none_or(|allowed| allowed.iter().any(|path| path == program));
-        let spawned = match words.split_first() {
-            Some((program, words)) if is_allowed(Path::new(program)) => {
-                Command::new(program).args(words).stdin(Stdio::null()).stdout(output).stderr(errors).process_group(0).spawn()
-            }
-            _ => Err(Errno::ACCESS.into()),
-        };
-        let mut answer = File::from(answer);
-        let say = |answer: &mut File, kind: i32, value: i32| {
+        let program = words.first().map(Path::new);
+        let is_allowed =
+            program.is_some_and(|program| allowed.is_none_or(|allowed| allowed.iter().any(|path| path == program)));
+        let work = move || {
+            let mut answer = File::from(answer);
+            let ended = start(&words, is_allowed, output, errors).and_then(|mut child| wait(&mut child, answer.as_fd()));
+            let (kind, value) = match ended {
+                Ok(status) => (ENDED, status.into_raw()),
+                Err(error) => (FAILED, error.raw_os_error().unwrap_or(libc::EIO)),
+            };
             let bytes: Vec<u8> = [kind, value].iter().flat_map(|number| number.to_le_bytes()).collect();
             // A worker that is gone does not ask any more.
             let _ = answer.write_all(&bytes);
         };
-        match spawned {
-            Ok(mut child) => {
-                let wait = move || match wait(&mut child, answer.as_fd()) {
-                    Ok(status) => say(&mut answer, ENDED, status.into_raw()),
-                    Err(error) => say(&mut answer, FAILED, error.raw_os_error().unwrap_or(libc::EIO)),
-                };
-                // Where there can be no more threads the answer ends unsaid, and this one alone has failed.
-                drop(thread::Builder::new().spawn(wait));
-            }
-            Err(error) => say(&mut answer, FAILED, error.raw_os_error().unwrap_or(libc::EIO)),
+        // Where there can be no more threads nothing is started, the answer ends unsaid, and this one alone has failed.
+        drop(thread::Builder::new().spawn(work));
+    }
+}
+
+fn start(words: &[OsString], is_allowed: bool, output: OwnedFd, errors: OwnedFd) -> io::Result<Child> {
+    match words {
+        [program, words @ ..] if is_allowed => {
+            Command::new(program).args(words).stdin(Stdio::null()).stdout(output).stderr(errors).process_group(0).spawn()
         }
+        _ => Err(Errno::ACCESS.into()),
     }
 }
 

@@ -11,6 +11,7 @@
 //! Unlike the other volumes it allocates and locks: it serves tests only, and is compiled for them only.
 
 mod cache;
+mod late;
 mod rules;
 
 use std::sync::{
@@ -24,8 +25,11 @@ use millrace_block::{
 };
 use millrace_memory::{BUFFER_SIZE, SegmentCursor};
 
-pub use self::rules::{Effect, Kind, Rule, When};
 use self::{cache::Cache, rules::Rules};
+pub use self::{
+    late::Late,
+    rules::{Effect, Kind, Rule, When},
+};
 
 /// Blocks a held erasure may have; longer ones go to the inner volume at once.
 const HELD_ERASURE: u64 = 1 << 16;

@@ -3,15 +3,14 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Geometry, Lba, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError,
+    BlockCount, BlockError, BlockSize, Lba, Operation, Volume,
     conformance::{Bench, Job, SyncHarness},
-    future_bytes, yield_now,
 };
 
 use super::SEED;
 use crate::{
     MemoryVolume,
-    fault::{Effect, FaultVolume, Kind, Rule, When},
+    fault::{Effect, FaultVolume, Kind, Late, Rule, When},
 };
 
 const BLOCKS: u64 = 256;
@@ -161,57 +160,11 @@ fn a_flush_that_failed_promises_nothing_and_loses_nothing() {
     });
 }
 
-/// A volume whose reads end long after they were made.
-struct Slow(Arc<MemoryVolume>);
-
-impl Slow {
-    async fn read(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        self.0.submit(cx, request).await?;
-        for _ in 0..200 {
-            yield_now().await;
-        }
-        Ok(())
-    }
-}
-
-impl Volume for Slow {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
-
-    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        match request.operation {
-            Operation::Read => Step::Wait(cx.scratch.place_future(self.read(cx, request))),
-            _ => self.0.submit(cx, request),
-        }
-    }
-
-    fn scratch_bytes(&self) -> usize {
-        future_bytes(Self::read) + self.0.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.0.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.0.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.0.usage()
-    }
-}
-
 #[test]
 fn a_read_beside_a_flush_has_what_was_written_before() {
     for seed in 0..10 {
         let inner = MemoryVolume::create("inner", BLOCKS * 512, BlockSize::B512).unwrap();
-        let volume = FaultVolume::new(Arc::new(Slow(inner)), seed);
+        let volume = FaultVolume::new(Late::new(inner, 0, 200), seed);
         volume.hold_writes();
         let mut harness = SyncHarness::new(seed, false);
         let mut bench = Bench::new(&mut harness, volume, seed);

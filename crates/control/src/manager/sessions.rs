@@ -181,7 +181,8 @@ impl Manager {
             return Ok(());
         }
         // A cell's name may be another worker's by now: such names are given while cells start.
-        for record in over.iter().filter(|_| self.settings.cell.is_none()) {
+        let own = if self.settings.cell.is_none() { over } else { &[] };
+        for record in own {
             let socket = self.socket(&record.spec);
             if let Err(error) = remove_socket(&socket) {
                 tracing::warn!(socket = %socket.display(), %error, "the socket of a session that is over stays behind");
@@ -220,7 +221,7 @@ impl Manager {
     }
 }
 
-/// Removes a socket, if one is there, which nobody hears.
+/// Removes a socket, if one is there. Nobody hears it: the run directory is this daemon's.
 fn remove_socket(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => fs::remove_file(path),

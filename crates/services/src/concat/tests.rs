@@ -1,6 +1,9 @@
 use std::sync::{Arc, atomic::Ordering};
 
-use millrace_backends::{FileOptions, FileVolume, MemoryVolume, fault::FaultVolume};
+use millrace_backends::{
+    FileOptions, FileVolume, MemoryVolume,
+    fault::{Effect, FaultVolume, Kind as Requests, Rule, When},
+};
 use millrace_block::{
     BlockError, BlockSize, Operation, Volume,
     conformance::{self, Bench, Subject, SyncHarness, Wanted},
@@ -189,7 +192,6 @@ fn what_is_shown_again_stays_zeroes_when_the_power_fails() {
 
 #[test]
 fn the_guest_is_told_what_a_leg_forgot_when_the_volume_grew() {
-    use millrace_backends::fault::{Effect, Kind as Requests, Rule, When};
     for stack in PLAIN {
         let (legs, graph) = over_held(stack);
         let service_of = |graph: &Graph| Arc::clone(&graph.services(graph.stack().word())[0].1);
@@ -217,7 +219,6 @@ fn the_guest_is_told_what_a_leg_forgot_when_the_volume_grew() {
 
 #[test]
 fn what_a_leg_refuses_is_known_before_the_others_have_answered() {
-    use millrace_backends::fault::{Effect, Kind as Requests, Rule, When};
     let wanted = Wanted { block_size: BlockSize::B512, blocks: 128, read_only: false };
     let gate = Gate::before(memory(wanted, 2), |operation| operation == Operation::Flush);
     let faulty = FaultVolume::new(memory(wanted, 2), SEED);

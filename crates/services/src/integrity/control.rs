@@ -318,7 +318,7 @@ impl Service for Integrity {
         }
         if self.closed.load(Ordering::Relaxed) {
             status.health = Health::Failed;
-            let what = "a format or a change failed half-way: format the volume, change it, or open it again";
+            let what = "a format, an erasure or a change of the stack ended half-way: open the volume again, or format it";
             status.facts.push(("closed".to_owned(), what.to_owned()));
         }
         status
@@ -331,7 +331,7 @@ impl Service for Integrity {
         let mut control = self.control();
         match command {
             "scrub" if self.closed.load(Ordering::Relaxed) => {
-                Err(ServiceError::NotNow("it answers no request, volume show says why: format it first".to_owned()))
+                Err(ServiceError::NotNow("it answers no request: volume show says why".to_owned()))
             }
             "scrub" if control.scrub.is_some() => Err(ServiceError::NotNow("it is being scrubbed already".to_owned())),
             "scrub" => {

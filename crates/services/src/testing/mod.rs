@@ -43,6 +43,8 @@ use millrace_block::{
 use millrace_engine::EngineError;
 use millrace_memory::BufferPool;
 
+#[cfg(test)]
+pub(crate) use self::tables::answers_nobody_without;
 pub(crate) use self::tables::change_record;
 use self::torn::Sectors;
 pub use self::{

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Rule, When};
+use millrace_backends::fault::{Effect, FaultVolume, Kind as Requests, Late, Rule, When};
 use millrace_block::{
-    BlockCount, BlockError, BlockSize, Geometry, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError,
+    BlockError, BlockSize, Operation, Volume,
     conformance::{self, Job, SyncHarness},
-    future_bytes, yield_now,
 };
 
 use super::{
@@ -205,59 +204,10 @@ fn damaged_pages_are_found_and_the_other_one_is_used() {
     assert_eq!(read(&mut bench, 507), ROTTEN);
 }
 
-/// A disk that takes its time before it reads, and before it hands over what it has read.
-struct Late(Arc<dyn Volume>);
-
-impl Late {
-    async fn read(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
-        for _ in 0..4 {
-            yield_now().await;
-        }
-        let result = self.0.submit(cx, request).await;
-        for _ in 0..4 {
-            yield_now().await;
-        }
-        result
-    }
-}
-
-impl Volume for Late {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
-
-    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
-        match request.operation {
-            Operation::Read => Step::Wait(cx.scratch.place_future(self.read(cx, request))),
-            _ => self.0.submit(cx, request),
-        }
-    }
-
-    fn scratch_bytes(&self) -> usize {
-        future_bytes(Self::read) + self.0.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.0.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.0.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.0.usage()
-    }
-}
-
 #[test]
 fn a_block_that_is_written_and_erased_while_it_is_read_is_not_called_rotten() {
     for seed in 0..200 {
-        let volume: Arc<dyn Volume> = Arc::new(Late(disk(600, BlockSize::B512)));
+        let volume: Arc<dyn Volume> = Late::new(disk(600, BlockSize::B512), 4, 4);
         let graph = open(&volume, Reason::Create).unwrap();
         let mut harness = SyncHarness::new(seed, false);
         let mut bench = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), seed);

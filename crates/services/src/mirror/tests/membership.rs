@@ -14,6 +14,7 @@ use crate::{
     },
     record::Region,
     service::{Health, LegOrigin, Mount},
+    testing::answers_nobody_without,
 };
 
 fn fails(stack: &str, legs: &[Arc<dyn Volume>], reason: Reason) -> String {
@@ -495,28 +496,6 @@ fn no_history_makes_a_stale_leg_good() {
 fn without_its_tables_it_answers_no_request() {
     let legs = volumes(&faulty(2, 1024));
     let graph = open("", &legs, Reason::Create);
-    let service = Arc::clone(graph.root.service.as_ref().unwrap());
-    let mut model = Vec::new();
-    on_bench(&graph, |bench| model = bench.write_random(0, 1024));
-    service.unmount().unwrap();
-    let tables: Vec<_> =
-        legs.iter().map(|leg| crate::legs::read(leg, RULES.area_of(&**leg), RULES.area as usize).unwrap()).collect();
-    for leg in &legs {
-        crate::legs::write(leg, RULES.area_of(&**leg), vec![0; RULES.area as usize]).unwrap();
-    }
-    let mount = Mount { reason: Reason::Open, legs: vec![LegOrigin::Kept; 2], previous: None, reformat: false };
-    let error = service.mount(&mount).unwrap_err().to_string();
+    let error = answers_nobody_without(RULES, RULES.area, &legs, &graph);
     assert!(error.contains("it holds no mirror"), "{error}");
-    on_bench(&graph, |bench| {
-        let segment = [bench.memory.segment(0, 512)];
-        assert!(bench.moving(Operation::Read, 3, &segment).is_err());
-        assert!(bench.write(3, &[7; 512]).is_err());
-        assert!(bench.plain(Operation::Flush, 0, 0).is_err());
-    });
-    assert_eq!(service.status().health, Health::Failed);
-    for (leg, tables) in legs.iter().zip(tables) {
-        crate::legs::write(leg, RULES.area_of(&**leg), tables).unwrap();
-    }
-    service.mount(&mount).unwrap();
-    on_bench(&graph, |bench| bench.expect(0, &model));
 }

@@ -1,12 +1,9 @@
 //! What is put in by mistake.
 
-use millrace_block::Operation;
-
 use super::{rebuild::look_at_marks, *};
 use crate::{
     members::state::LegState,
-    service::{Health, LegOrigin, Mount},
-    testing::change_record,
+    testing::{answers_nobody_without, change_record},
 };
 
 fn fails(form: Form, legs: &[Arc<dyn Volume>], reason: Reason) -> String {
@@ -166,31 +163,7 @@ fn a_table_of_more_bytes_than_a_leg_has_is_refused() {
 fn without_its_tables_it_answers_no_request() {
     let legs = volumes(&SMALL.faulty(1024));
     let graph = SMALL.open(&legs, Reason::Create);
-    let service = Arc::clone(graph.root.service.as_ref().unwrap());
-    let mut data = Vec::new();
-    on_bench(&graph, |bench| data = bench.write_random(0, 1024));
-    service.unmount().unwrap();
-    let rules = SMALL.plan().rules(&parity(&graph).layout);
-    let tables: Vec<_> =
-        legs.iter().map(|leg| crate::legs::read(leg, rules.area_of(&**leg), TABLES as usize).unwrap()).collect();
-    for leg in &legs {
-        crate::legs::write(leg, rules.area_of(&**leg), vec![0; TABLES as usize]).unwrap();
-    }
-    let kept = vec![LegOrigin::Kept; SMALL.legs];
-    let mount = Mount { reason: Reason::Open, legs: kept, previous: None, reformat: false };
-    assert!(service.mount(&mount).is_err());
-    on_bench(&graph, |bench| {
-        let segment = [bench.memory.segment(0, 512)];
-        assert!(bench.moving(Operation::Read, 3, &segment).is_err());
-        assert!(bench.write(3, &[7; 512]).is_err());
-        assert!(bench.plain(Operation::Flush, 0, 0).is_err());
-    });
-    assert_eq!(service.status().health, Health::Failed);
-    for (leg, tables) in legs.iter().zip(tables) {
-        crate::legs::write(leg, rules.area_of(&**leg), tables).unwrap();
-    }
-    service.mount(&mount).unwrap();
-    on_bench(&graph, |bench| bench.expect(0, &data));
+    answers_nobody_without(SMALL.plan().rules(&parity(&graph).layout), TABLES, &legs, &graph);
 }
 
 #[test]
