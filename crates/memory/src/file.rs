@@ -5,13 +5,21 @@
 //! an extent counts as held once it has no hole. Whatever takes data away (a hole is punched, the file shrinks) is announced by
 //! [`FileMap::forget`] before, and again when it is done: who looks meanwhile may still see what is about to go.
 //!
+//! What is held gets [huge pages](crate::huge) by and by: a copy of a few kilobytes from somewhere in a large file waits for the
+//! translation of small ones as long as for half of its data.
+//!
 //! Somebody else may truncate the file all the same. Then the guard replaces the mapping; from then on nothing is copied any more,
 //! and whoever was copying is told that it does not count.
 
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
-    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    },
+    thread,
+    time::Instant,
 };
 
 use rustix::fs::SeekFrom;
@@ -19,10 +27,9 @@ use rustix::fs::SeekFrom;
 use crate::{
     Mapping, PAGE_SIZE, Segment, SegmentCursor, Target,
     guard::{GuardedMapping, Poison},
+    huge::{self, Collapse, EXTENT, Settled},
 };
 
-/// Granularity of the record of what the file holds.
-const EXTENT: u64 = 2 << 20;
 /// A file of so many bytes stays in a processor's caches for the most part.
 const NEAR: u64 = 16 << 20;
 /// Of the writes into extents with holes, one in so many is followed by another look.
@@ -36,6 +43,7 @@ pub struct FileMap {
     poison: Poison,
     /// One bit per extent without a hole. The extent past the last whole one is never held.
     held: Box<[AtomicU64]>,
+    settled: Settled,
     /// Writes into extents with holes.
     writes: AtomicU32,
     /// Times that something was forgotten.
@@ -47,7 +55,7 @@ impl FileMap {
     ///
     /// # Errors
     /// What the system said to the mapping.
-    pub fn new(fd: BorrowedFd<'_>, bytes: u64, writable: bool) -> io::Result<Option<Self>> {
+    pub fn new(fd: BorrowedFd<'_>, bytes: u64, writable: bool) -> io::Result<Option<Arc<Self>>> {
         let system = rustix::fs::fstatfs(fd)?;
         // The type's width differs between architectures.
         #[allow(clippy::unnecessary_cast)]
@@ -57,8 +65,13 @@ impl FileMap {
         let mapping = GuardedMapping::new(Mapping::shared(fd.as_fd(), 0, len, writable)?, &poison)?;
         let words = (bytes / EXTENT).div_ceil(64) as usize;
         let held = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let map = Self { mapping, bytes, poison, held, writes: AtomicU32::new(0), forgotten: AtomicU64::new(0) };
+        let (writes, forgotten) = (AtomicU32::new(0), AtomicU64::new(0));
+        let map = Arc::new(Self { mapping, bytes, poison, held, settled: Settled::new(words), writes, forgotten });
         map.look_at_all(fd);
+        if words > 0 {
+            let weak = Arc::downgrade(&map);
+            huge::watch(weak);
+        }
         Ok(Some(map))
     }
 
@@ -105,6 +118,8 @@ impl FileMap {
         // here.
         if self.forgotten.load(Ordering::SeqCst) != forgotten {
             word.fetch_and(!(1 << (extent % 64)), Ordering::SeqCst);
+        } else {
+            huge::written();
         }
     }
 
@@ -190,8 +205,10 @@ impl FileMap {
         self.forgotten.fetch_add(1, Ordering::SeqCst);
         let past = offset.saturating_add(len).min(self.bytes).div_ceil(EXTENT);
         for extent in offset / EXTENT..past {
-            if let Some(word) = self.held.get((extent / 64) as usize) {
-                word.fetch_and(!(1 << (extent % 64)), Ordering::SeqCst);
+            let (word, bit) = ((extent / 64) as usize, 1 << (extent % 64));
+            if let Some(held) = self.held.get(word) {
+                held.fetch_and(!bit, Ordering::SeqCst);
+                self.settled.forget(word, bit);
             }
         }
     }
@@ -204,5 +221,20 @@ impl FileMap {
         if (chosen || (offset + len).is_multiple_of(EXTENT)) && !self.holds(offset, len) {
             self.look(offset, len);
         }
+    }
+}
+
+impl Collapse for FileMap {
+    /// Of a file that is opened all extents may be waiting: half of a core at most is used for them.
+    fn collapse(self: Arc<Self>) -> usize {
+        self.settled.collapse(&self.held, |offset| {
+            if Arc::strong_count(&self) == 1 || self.poison.is_set() {
+                return true;
+            }
+            let began = Instant::now();
+            let settled = self.mapping.collapse(offset);
+            thread::sleep(began.elapsed());
+            settled
+        })
     }
 }

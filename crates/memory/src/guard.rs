@@ -21,7 +21,7 @@ use std::{
 };
 
 use crate::{
-    Mapping, Segment,
+    Mapping, Segment, huge,
     room::{Account, Share},
 };
 
@@ -222,6 +222,11 @@ impl GuardedMapping {
     pub unsafe fn segment(&self, offset: usize, len: usize) -> Option<Segment> {
         // SAFETY: the caller's promise is passed on.
         unsafe { self.mapping.segment(offset, len) }
+    }
+
+    /// As [`huge::make`].
+    pub(crate) fn collapse(&self, offset: usize) -> bool {
+        huge::make(&self.mapping, offset)
     }
 
     /// As [`Mapping::resident`].

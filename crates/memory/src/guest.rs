@@ -549,6 +549,12 @@ impl GuestMemory {
         self.tlb.find(addr.0, len, access).or_else(|| self.walk_whole(addr, len, access))
     }
 
+    /// Another one whenever something may be found elsewhere, or otherwise, than before: what was found at the same one is found again.
+    #[inline]
+    pub fn generation(&self) -> u64 {
+        self.tlb.generation()
+    }
+
     #[cold]
     #[inline(never)]
     fn walk_whole(&self, addr: GuestAddress, len: u64, access: Access) -> Option<Segment> {

@@ -1,25 +1,28 @@
-//! Huge pages for memory files, made beside the data path.
+//! Huge pages for memory files and files on tmpfs, made beside the data path.
 //!
 //! ```text
-//!   ByteStore::write ─ first write to an extent ─► written() ─ unpark ─► thread: which extents are there for the most part?
-//!                                                                          └─► MADV_COLLAPSE, one by one
+//!   ByteStore::write ─ first write to an extent ─┐                           which extents are there for the most part?
+//!   FileMap ───── an extent without a hole ──────┴► written() ─ unpark ─► thread: which are there as a whole?
+//!                                                                            └─► MADV_COLLAPSE, one by one
 //! ```
 //!
 //! Anonymous memory that asks for huge pages gets them as it is touched. A memory file does so only where the system's
 //! administrator allows it (`shmem_enabled`, which is `never` unless changed). But one huge page in the place of small ones that are there
-//! can always be had (Linux 6.1). That takes a millisecond, so that a thread does it. Where it fails, small pages do as well.
+//! can always be had (Linux 6.1). That takes milliseconds, so that a thread does it. Where it fails, small pages do as well.
 
 use std::{
     sync::{
         Arc, Mutex, OnceLock, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, Thread},
     time::{Duration, Instant},
 };
 
-use crate::store::Chunk;
+use crate::mapping::Mapping;
 
+/// Bytes of a huge page, and of what is recorded by one bit: an extent.
+pub(crate) const EXTENT: u64 = 2 << 20;
 /// Who writes to an extent often writes to the next ones soon.
 const SOON: Duration = Duration::from_millis(100);
 /// Extents that fill slowly are looked at after pauses that double, until they are longer than this.
@@ -27,14 +30,67 @@ const LAST: Duration = Duration::from_secs(60);
 /// Looking takes at most one part in so many of a core.
 const SHARE: u32 = 20;
 
-static CHUNKS: Mutex<Vec<Weak<Chunk>>> = Mutex::new(Vec::new());
+static WATCHED: Mutex<Vec<Weak<dyn Collapse>>> = Mutex::new(Vec::new());
 static THREAD: OnceLock<Option<Thread>> = OnceLock::new();
 /// Something was written since the thread last looked.
 static WRITTEN: AtomicBool = AtomicBool::new(false);
 
-/// From now on the chunk, which is in a memory file, gets huge pages as it is written.
-pub(crate) fn watch(chunk: &Arc<Chunk>) {
-    CHUNKS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(chunk));
+/// What gets huge pages by and by.
+pub(crate) trait Collapse: Send + Sync {
+    /// Puts huge pages in the place of small ones where that is wanted, as long as anybody else has this. Returns how many extents are to be
+    /// looked at again.
+    fn collapse(self: Arc<Self>) -> usize;
+}
+
+/// The extents of a mapping that have their huge page, or cannot have one: a bit for each.
+#[derive(Debug)]
+pub(crate) struct Settled(Box<[AtomicU64]>);
+
+impl Settled {
+    pub(crate) fn new(words: usize) -> Self {
+        Self((0..words).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// Extents of a word are not wanted any more: after that is recorded (`SeqCst`), see [`Self::collapse`].
+    pub(crate) fn forget(&self, word: usize, bits: u64) {
+        if let Some(settled) = self.0.get(word) {
+            settled.fetch_and(!bits, Ordering::SeqCst);
+        }
+    }
+
+    /// Puts a huge page behind each wanted extent that has none: `make` does, given the place in the mapping, and says whether that is settled.
+    /// Returns how many are not.
+    pub(crate) fn collapse(&self, wanted: &[AtomicU64], mut make: impl FnMut(usize) -> bool) -> usize {
+        let mut again = 0;
+        for (at, (wanted, settled)) in wanted.iter().zip(&self.0).enumerate() {
+            let mut new = wanted.load(Ordering::Relaxed) & !settled.load(Ordering::Relaxed);
+            while new != 0 {
+                let offset = (at * 64 + new.trailing_zeros() as usize) * EXTENT as usize;
+                let bit = new & new.wrapping_neg();
+                new &= !bit;
+                // The race is with who clears the one bit, then the other (`forget`): in the one order of all four (SeqCst), either this
+                // finds the extent forgotten, or what is set here is cleared there.
+                settled.fetch_or(bit, Ordering::SeqCst);
+                let is_wanted = wanted.load(Ordering::SeqCst) & bit != 0;
+                if !is_wanted || !make(offset) {
+                    settled.fetch_and(!bit, Ordering::Relaxed);
+                    again += usize::from(is_wanted);
+                }
+            }
+        }
+        again
+    }
+}
+
+/// Puts a huge page in the place of the small ones of an extent; whether that is settled. Outside the mapping lies part of the last extent at
+/// most: it has no huge page, as one that the system refuses.
+pub(crate) fn make(mapping: &Mapping, offset: usize) -> bool {
+    mapping.collapse(offset, EXTENT as usize).unwrap_or(true)
+}
+
+/// From now on what is in a memory file gets huge pages, as it is written.
+pub(crate) fn watch(watched: Weak<dyn Collapse>) {
+    WATCHED.lock().unwrap_or_else(PoisonError::into_inner).push(watched);
     // Without the thread, pages stay small.
     THREAD.get_or_init(|| {
         let started = thread::Builder::new().name("millrace-huge".into()).spawn(run);
@@ -43,7 +99,7 @@ pub(crate) fn watch(chunk: &Arc<Chunk>) {
     written();
 }
 
-/// An extent was written for the first time.
+/// An extent was written for the first time, or is whole now.
 pub(crate) fn written() {
     // Relaxed: it tells when to look. What is seen then is the chunk's own record.
     if !WRITTEN.swap(true, Ordering::Relaxed)
@@ -75,25 +131,31 @@ fn run() {
     }
 }
 
-/// Looks at every chunk; returns the number of extents that are to be looked at again.
+/// Looks at everything; returns the number of extents that are to be looked at again.
 fn look() -> usize {
-    let mut chunks = CHUNKS.lock().unwrap_or_else(PoisonError::into_inner);
-    chunks.retain(|chunk| chunk.strong_count() > 0);
-    let present: Vec<Arc<Chunk>> = chunks.iter().filter_map(Weak::upgrade).collect();
-    drop(chunks);
-    present.iter().map(|chunk| chunk.collapse()).sum()
+    let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+    watched.retain(|watched| watched.strong_count() > 0);
+    let present = watched.clone();
+    drop(watched);
+    present.iter().filter_map(Weak::upgrade).map(Collapse::collapse).sum()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{AsFd, OwnedFd};
+    use std::os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::{FileExt, MetadataExt},
+    };
 
-    use rustix::fs::MemfdFlags;
+    use rustix::fs::{FallocateFlags, MemfdFlags};
 
     use super::*;
-    use crate::{ByteStore, Mapping, Segment, tests::own_memory};
+    use crate::{
+        ByteStore, FileMap, Mapping, Segment,
+        tests::{content as bytes, own_memory},
+    };
 
-    const EXTENT: usize = 2 << 20;
+    const EXTENT: usize = super::EXTENT as usize;
     const PATIENCE: Duration = Duration::from_secs(60);
 
     fn memory_file(name: &str, bytes: usize) -> OwnedFd {
@@ -137,16 +199,56 @@ mod tests {
         usize::try_from(rustix::fs::fstat(file).unwrap().st_blocks).unwrap() * 512
     }
 
-    /// Looks, and touches a page of an extent, until it has its huge page.
-    fn look_until_huge(store: &ByteStore, name: &str, at: usize, bytes: usize) {
+    /// Looks, and touches a page, until so many bytes are huge pages.
+    fn look_until_huge(touch: impl Fn(&[Segment]), name: &str, bytes: usize) {
         let (_mapping, page) = own_memory(4096);
         let limit = Instant::now() + PATIENCE;
         while huge_bytes(name) != bytes {
             assert!(Instant::now() < limit, "{} bytes of huge pages, not {bytes}", huge_bytes(name));
             look();
-            store.read(at as u64, &[page]);
+            touch(&[page]);
             thread::sleep(Duration::from_micros(20));
         }
+    }
+
+    #[test]
+    fn what_a_file_holds_gets_huge_pages_and_its_holes_stay() {
+        const NAME: &str = "huge-test-file";
+        let file = std::fs::File::from(memory_file(NAME, 4 * EXTENT));
+        let content: Vec<u8> = (0..4 * EXTENT).map(|at| (at / 4096 + at) as u8).collect();
+        file.write_all_at(&content[..EXTENT], 0).unwrap();
+        // All of one but a page, and one that is written later.
+        file.write_all_at(&content[EXTENT + 4096..2 * EXTENT], EXTENT as u64 + 4096).unwrap();
+        let map = FileMap::new(file.as_fd(), 4 * EXTENT as u64, true).unwrap().expect("a memfd lies in memory");
+        let touch = |at: usize| {
+            let map = &map;
+            move |page: &[Segment]| _ = map.read(at as u64, page)
+        };
+        look();
+        if is_possible() {
+            look_until_huge(touch(0), NAME, EXTENT);
+        }
+        assert_eq!(file.metadata().unwrap().blocks() * 512, 2 * EXTENT as u64 - 4096, "no hole was filled");
+        file.write_all_at(&content[2 * EXTENT..3 * EXTENT], 2 * EXTENT as u64).unwrap();
+        map.written(2 * EXTENT as u64, EXTENT as u64);
+        if is_possible() {
+            look_until_huge(touch(2 * EXTENT), NAME, 2 * EXTENT);
+        }
+        // Data are taken out, and come back in small pages.
+        map.forget(0, EXTENT as u64);
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, hole, 0, EXTENT as u64).unwrap();
+        map.forget(0, EXTENT as u64);
+        file.write_all_at(&content[..EXTENT], 0).unwrap();
+        map.written(0, EXTENT as u64);
+        if is_possible() {
+            look_until_huge(touch(0), NAME, 2 * EXTENT);
+        }
+        let (_mapping, memory) = own_memory(EXTENT);
+        for at in [0, 2 * EXTENT] {
+            assert!(map.read(at as u64, &[memory]) && bytes(&memory) == content[at..at + EXTENT]);
+        }
+        assert_eq!(file.metadata().unwrap().blocks() * 512, 3 * EXTENT as u64 - 4096);
     }
 
     #[test]
@@ -163,7 +265,7 @@ mod tests {
         store.write(3 * EXTENT as u64, &[memory.part(0, EXTENT / 2).unwrap()]);
         look();
         if is_possible() {
-            look_until_huge(&store, NAME, 0, EXTENT);
+            look_until_huge(|page| store.read(0, page), NAME, EXTENT);
         }
         assert_eq!(taken(&file), EXTENT + 4096 + EXTENT / 2, "the page alone in its extent stays alone");
         assert!(store.equals(0, &[memory]) && store.equals(EXTENT as u64, &[page]));
@@ -173,7 +275,7 @@ mod tests {
         assert_eq!(taken(&file), 4096 + EXTENT / 2);
         store.write(0, &[memory]);
         if is_possible() {
-            look_until_huge(&store, NAME, 0, EXTENT);
+            look_until_huge(|page| store.read(0, page), NAME, EXTENT);
         }
         assert!(store.equals(0, &[memory]));
         // A successor finds what is there.

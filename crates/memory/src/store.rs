@@ -14,12 +14,12 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-use crate::{Access, Mapping, PAGE_SIZE, Reach, Segment, SegmentCursor, Target, huge};
+use crate::{Access, Mapping, PAGE_SIZE, Reach, Segment, SegmentCursor, Target,
+    huge::{self, Collapse, EXTENT, Settled},
+};
 
 /// Chunks a store may consist of. Each one that is added at least doubles the store, so that these suffice for 64 bits.
 const CHUNKS: usize = 64;
-/// Granularity of the record of what was written, and the size of a huge page.
-const EXTENT: u64 = 2 << 20;
 
 /// A store of so many bytes stays in a processor's caches for the most part.
 const NEAR: usize = 16 << 20;
@@ -35,8 +35,8 @@ pub(crate) struct Chunk {
     is_file: bool,
     /// One bit per extent that was written since it was last given back as a whole.
     touched: Box<[AtomicU64]>,
-    /// One bit per extent that has its huge page, or cannot have one; of memory files only.
-    settled: Box<[AtomicU64]>,
+    /// Of memory files only.
+    settled: Settled,
 }
 
 /// Told of every memory file that a store makes, with its number.
@@ -59,8 +59,8 @@ impl Chunk {
 
     fn over(start: u64, mapping: Mapping, is_file: bool) -> Self {
         let words = (mapping.len() as u64).div_ceil(EXTENT).div_ceil(64) as usize;
-        let bits = |words| (0..words).map(|_| AtomicU64::new(0)).collect();
-        Self { start, mapping, is_file, touched: bits(words), settled: bits(if is_file { words } else { 0 }) }
+        let touched = (0..words).map(|_| AtomicU64::new(0)).collect();
+        Self { start, mapping, is_file, touched, settled: Settled::new(if is_file { words } else { 0 }) }
     }
 
     /// A chunk in a memory file.
@@ -80,7 +80,8 @@ impl Chunk {
             chunk.touch(start + data, usize::try_from(at - data).unwrap_or(usize::MAX).max(1));
         }
         if bytes >= EXTENT {
-            huge::watch(&chunk);
+            let weak = Arc::downgrade(&chunk);
+            huge::watch(weak);
         }
         Ok(chunk)
     }
@@ -121,37 +122,6 @@ impl Chunk {
         });
     }
 
-    /// Puts huge pages in the place of small ones where an extent was written for the most part: one that was not would take memory
-    /// that nobody needs. Returns how many extents are to be looked at again.
-    pub(crate) fn collapse(&self) -> usize {
-        let extent = EXTENT as usize;
-        let mut again = 0;
-        for (at, (touched, settled)) in self.touched.iter().zip(&self.settled).enumerate() {
-            let mut new = touched.load(Ordering::Relaxed) & !settled.load(Ordering::Relaxed);
-            while new != 0 {
-                let offset = (at * 64 + new.trailing_zeros() as usize) * extent;
-                let bit = new & new.wrapping_neg();
-                new &= !bit;
-                // The race is with `untouch`, which clears the one bit, then the other: in the one order of all four (SeqCst), either
-                // this finds the extent forgotten, or what is set here is cleared there.
-                settled.fetch_or(bit, Ordering::SeqCst);
-                let is_wanted = touched.load(Ordering::SeqCst) & bit != 0;
-                // Outside the mapping lies part of the last extent at most: it has no huge page, as one that the system refuses.
-                let done = is_wanted
-                    && match self.mapping.resident(offset, extent) {
-                        Ok(pages) if pages < extent / PAGE_SIZE as usize / 2 => false,
-                        Ok(_) => self.mapping.collapse(offset, extent).unwrap_or(true),
-                        Err(_) => true,
-                    };
-                if !done {
-                    settled.fetch_and(!bit, Ordering::Relaxed);
-                    again += usize::from(is_wanted);
-                }
-            }
-        }
-        again
-    }
-
     fn end(&self) -> u64 {
         self.start + self.mapping.len() as u64
     }
@@ -184,10 +154,7 @@ impl Chunk {
         for extent in first..past {
             let (word, bit) = ((extent / 64) as usize, 1 << (extent % 64));
             self.touched[word].fetch_and(!bit, Ordering::SeqCst);
-            // In this order: see `collapse`.
-            if let Some(settled) = self.settled.get(word) {
-                settled.fetch_and(!bit, Ordering::SeqCst);
-            }
+            self.settled.forget(word, bit);
         }
     }
 
@@ -210,6 +177,16 @@ impl Chunk {
         }
         self.clear(offset, first - at);
         self.clear(self.start + past as u64, at + len - past);
+    }
+}
+
+impl Collapse for Chunk {
+    /// Where an extent was written for the most part: one that was not would take memory that nobody needs.
+    fn collapse(self: Arc<Self>) -> usize {
+        self.settled.collapse(&self.touched, |offset| match self.mapping.resident(offset, EXTENT as usize) {
+            Ok(pages) => pages as u64 >= EXTENT / PAGE_SIZE / 2 && huge::make(&self.mapping, offset),
+            Err(_) => true,
+        })
     }
 }
 

@@ -27,7 +27,11 @@ impl Entry {
 }
 
 /// A direct-mapped cache. Whoever changes the region table calls [`Self::flush`].
-pub(crate) struct Tlb(Box<[Cell<Entry>; ENTRIES]>);
+pub(crate) struct Tlb {
+    entries: Box<[Cell<Entry>; ENTRIES]>,
+    /// How often everything was forgotten.
+    generation: Cell<u64>,
+}
 
 // SAFETY: the addresses are of mappings that belong to the cache's owner and move with it; they are only turned into segments,
 // which have a contract of their own.
@@ -41,12 +45,18 @@ impl fmt::Debug for Tlb {
 
 impl Tlb {
     pub(crate) fn new() -> Self {
-        Self(Box::new([const { Cell::new(Entry::EMPTY) }; ENTRIES]))
+        Self { entries: Box::new([const { Cell::new(Entry::EMPTY) }; ENTRIES]), generation: Cell::new(0) }
     }
 
     /// Forgets everything.
     pub(crate) fn flush(&self) {
-        self.0.iter().for_each(|entry| entry.set(Entry::EMPTY));
+        self.entries.iter().for_each(|entry| entry.set(Entry::EMPTY));
+        self.generation.set(self.generation.get() + 1);
+    }
+
+    #[inline]
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.get()
     }
 
     /// The range as a segment, if its page is known, holds all of it and allows the access.
@@ -54,7 +64,7 @@ impl Tlb {
     #[inline(always)]
     pub(crate) fn find(&self, addr: u64, len: u64, access: Access) -> Option<Segment> {
         let page = addr >> BITS;
-        let entry = self.0[page as usize % ENTRIES].get();
+        let entry = self.entries[page as usize % ENTRIES].get();
         let within = addr & (PAGE - 1);
         let right = match access {
             Access::Read => READ,
@@ -73,6 +83,6 @@ impl Tlb {
         assert_eq!(page.len() as u64, PAGE, "a whole page");
         let number = addr >> BITS;
         let rights = if protection.read { READ } else { 0 } | if protection.write { WRITE } else { 0 };
-        self.0[number as usize % ENTRIES].set(Entry { key: number << 2 | rights, base: page.as_ptr() });
+        self.entries[number as usize % ENTRIES].set(Entry { key: number << 2 | rights, base: page.as_ptr() });
     }
 }

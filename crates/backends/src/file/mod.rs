@@ -75,7 +75,7 @@ pub struct FileVolume {
     /// Ranges can be zeroed by fallocate; assumed until the system says no.
     can_zero_range: AtomicBool,
     /// The file as memory, where its file system is.
-    map: Option<FileMap>,
+    map: Option<Arc<FileMap>>,
     /// Has the system copy within the file, where its file system may do so without moving data.
     sharing: Option<Sharing>,
     /// The errno of the first flush that failed, or 0.

@@ -6,6 +6,7 @@ use std::{
         fd::AsFd,
         unix::fs::{FileExt, MetadataExt},
     },
+    sync::Arc,
 };
 
 use super::{content as bytes, memory_file, own_memory};
@@ -13,7 +14,7 @@ use crate::FileMap;
 
 const EXTENT: u64 = 2 << 20;
 
-fn map(file: &File) -> FileMap {
+fn map(file: &File) -> Arc<FileMap> {
     let bytes = file.metadata().unwrap().len();
     FileMap::new(file.as_fd(), bytes, true).unwrap().expect("a memfd lies in memory")
 }

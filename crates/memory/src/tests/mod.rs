@@ -34,7 +34,7 @@ pub(crate) fn own_memory(len: usize) -> (Mapping, Segment) {
 }
 
 /// The segment's bytes.
-fn content(segment: &Segment) -> Vec<u8> {
+pub(crate) fn content(segment: &Segment) -> Vec<u8> {
     let mut bytes = vec![0; segment.len()];
     segment.read_at(0, &mut bytes);
     bytes

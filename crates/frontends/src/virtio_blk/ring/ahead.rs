@@ -45,30 +45,73 @@ pub(super) enum Form {
     InOrder,
 }
 
-/// Where a request lay. A guest with few requests under way has the next one there as well: what is told apart only step by step, each
-/// from another of its lines, is asked for at once then.
+/// Where a request lay, and the words that said so. A guest with few requests under way has the next one there as well: what is told apart only
+/// step by step, each from another of its lines, is asked for at once then, and where the words are the same, so is what they mean.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Guess {
-    /// The head's descriptor.
-    pub(super) head: u16,
-    /// Only asked for: whatever is there by now.
+    /// What the ring's descriptor said of the table.
+    leads: [u64; 2],
     table: Segment,
-    header: Segment,
-    status: Segment,
+    words: [u64; 6],
+    plain: Plain,
+    /// Of the guest's memory, when all of this was found in it.
+    generation: u64,
 }
 
 impl Guess {
     #[inline]
-    pub(super) fn after(head: u16, table: Segment, plain: &Plain) -> Self {
-        Self { head, table, header: plain.header, status: plain.status }
+    pub(super) fn after(memory: &MemoryTable, found: &Found, words: [u64; 6], plain: &Plain) -> Self {
+        let &Found { leads, table } = found;
+        Self { leads, table, words, plain: *plain, generation: memory.guest.generation() }
     }
 
-    /// Has the lines fetched.
+    /// Has the lines fetched, whatever is there by now. The status first: it often lies in the header's line.
     #[inline]
     pub(super) fn fetch(&self) {
         fetch_table(&self.table);
-        self.header.prefetch(0, HEADER as usize);
-        self.status.prefetch_to_write();
+        self.plain.status.prefetch_to_write();
+        self.plain.header.prefetch(0, HEADER as usize);
+    }
+
+    /// The request that a descriptor leads to, if it is as the last one was but for its data's place: no word waits for another.
+    #[expect(clippy::inline_always, reason = "what it finds stays in registers")]
+    #[inline(always)]
+    pub(super) fn again(&self, memory: &MemoryTable, descriptor: &Segment, form: Form) -> Option<Plain> {
+        // Otherwise the table need not be mapped any more.
+        if self.generation != memory.guest.generation() {
+            return None;
+        }
+        let leads = said(descriptor.read_words(0), form);
+        let words: [u64; 6] = self.table.read_words(0);
+        let [header, header_rest, data, data_rest, status, status_rest] = words;
+        if leads != self.leads || [header, header_rest, self.words[2], data_rest, status, status_rest] != self.words {
+            return None;
+        }
+        let Plain { data: last, writable, .. } = self.plain;
+        let data = memory.guest.find_whole(GuestAddress(data), last.len() as u64, access(writable))?;
+        Some(Plain { data, ..self.plain })
+    }
+}
+
+/// A table that may be a plain request's, and what led to it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    leads: [u64; 2],
+    pub(super) table: Segment,
+}
+
+/// How the memory of data is accessed.
+#[inline]
+const fn access(writable: bool) -> Access {
+    if writable { Access::Write } else { Access::Read }
+}
+
+/// What a ring's descriptor says of a table: a packed ring's has its buffer's name as well, and flags that change with each round.
+#[inline]
+const fn said([addr, word]: [u64; 2], form: Form) -> [u64; 2] {
+    match form {
+        Form::Linked => [addr, word],
+        Form::InOrder => [addr, word & (u32::MAX as u64 | ((flag::INDIRECT | flag::NEXT) as u64) << 48)],
     }
 }
 
@@ -95,8 +138,8 @@ impl Plain {
     /// The request that a table of three descriptors names; its header's and status's lines are fetched.
     #[expect(clippy::inline_always, reason = "with several callers it would be a call, and what it finds go through memory")]
     #[inline(always)]
-    pub(super) fn of(memory: &MemoryTable, table: &Segment, form: Form) -> Option<Self> {
-        let [header, header_rest, data, data_rest, status, status_rest] = table.read_words(0);
+    pub(super) fn of(memory: &MemoryTable, words: [u64; 6], form: Form) -> Option<Self> {
+        let [header, header_rest, data, data_rest, status, status_rest] = words;
         let len = data_rest as u32;
         let writable = match form {
             Form::Linked => linked(header_rest, data_rest, status_rest),
@@ -105,13 +148,12 @@ impl Plain {
         if len == 0 || !header.is_multiple_of(8) {
             return None;
         }
-        let access = if writable { Access::Write } else { Access::Read };
         let find = |addr, len, access| memory.guest.find_whole(GuestAddress(addr), len, access);
         let status = find(status, 1, Access::Write)?;
         let header = find(header, HEADER, Access::Read)?;
         status.prefetch_to_write();
         header.prefetch(0, HEADER as usize);
-        Some(Self { header, data: find(data, len.into(), access)?, status, writable })
+        Some(Self { header, data: find(data, len.into(), access(writable))?, status, writable })
     }
 }
 
@@ -142,15 +184,16 @@ fn in_order(header: u64, data: u64, status: u64) -> Option<bool> {
 /// The table that a ring's descriptor leads to, if it may be a plain request's; its lines are fetched.
 #[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
-pub(super) fn table(memory: &MemoryTable, [addr, word]: [u64; 2], form: Form) -> Option<Segment> {
-    let leads = match form {
+pub(super) fn table(memory: &MemoryTable, descriptor: &Segment, form: Form) -> Option<Found> {
+    let leads @ [addr, word] = said(descriptor.read_words(0), form);
+    let may_be = match form {
         Form::Linked => word << 16 == rest(TABLE, flag::INDIRECT, 0) << 16,
-        Form::InOrder => word as u32 == TABLE && (word >> 48) as u16 & (flag::INDIRECT | flag::NEXT) == flag::INDIRECT,
+        Form::InOrder => word == u64::from(TABLE) | u64::from(flag::INDIRECT) << 48,
     };
-    if !leads || !addr.is_multiple_of(8) {
+    if !may_be || !addr.is_multiple_of(8) {
         return None;
     }
     let table = memory.guest.find_whole(GuestAddress(addr), TABLE.into(), Access::Read)?;
     fetch_table(&table);
-    Some(table)
+    Some(Found { leads, table })
 }

@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{Ordering, compiler_fence, fence},
 };
 
-use millrace_memory::full_fence;
+use millrace_memory::{Segment, full_fence};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{
@@ -179,6 +179,7 @@ impl PackedRing {
 
     pub(super) fn relocate(&mut self, memory: &MemoryTable, addr: &VringAddr) -> Result<(), RingError> {
         [self.ring, self.driver, self.device] = parts(memory, addr, self.size)?;
+        self.guess = None;
         self.logged = addr.flags & VringAddr::LOG != 0;
         Ok(())
     }
@@ -334,13 +335,14 @@ impl PackedRing {
         let mut tables = [None; AHEAD];
         let (mut place, mut token) = (self.next, self.free_head);
         for table in tables.iter_mut().take(count.into()) {
-            *table = ahead::table(memory, self.ring.segment.read_words(place.offset()), Form::InOrder);
+            *table = self.descriptor(place).and_then(|descriptor| ahead::table(memory, &descriptor, Form::InOrder));
             place.advance(1, self.size);
         }
-        for table in tables.iter().map_while(Option::as_ref) {
-            let Some(plain) = Plain::of(memory, table, Form::InOrder) else { break };
+        for found in tables.iter().map_while(Option::as_ref) {
+            let words = found.table.read_words(0);
+            let Some(plain) = Plain::of(memory, words, Form::InOrder) else { break };
             if ahead.is_empty() && count <= FEW {
-                self.guess = Some(Guess::after(0, *table, &plain));
+                self.guess = Some(Guess::after(memory, found, words, &plain));
             }
             ahead.push((token, Some(plain)));
             token = self.states[usize::from(token)].next;
@@ -365,13 +367,24 @@ impl PackedRing {
         }
         // Acquire, as in `take`: its flags were read before this, what they stand for is read after.
         fence(Ordering::Acquire);
+        let descriptor = self.descriptor(self.next)?;
         if let Some(guess) = &self.guess {
             guess.fetch();
+            if let Some(plain) = guess.again(memory, &descriptor, Form::InOrder) {
+                return Some((self.free_head, plain));
+            }
         }
-        let table = ahead::table(memory, self.ring.segment.read_words(self.next.offset()), Form::InOrder)?;
-        let plain = Plain::of(memory, &table, Form::InOrder)?;
-        self.guess = Some(Guess::after(0, table, &plain));
+        let found = ahead::table(memory, &descriptor, Form::InOrder)?;
+        let words = found.table.read_words(0);
+        let plain = Plain::of(memory, words, Form::InOrder)?;
+        self.guess = Some(Guess::after(memory, &found, words, &plain));
         Some((self.free_head, plain))
+    }
+
+    /// The descriptor at a place.
+    #[inline]
+    fn descriptor(&self, place: Position) -> Option<Segment> {
+        self.ring.segment.part(place.offset(), size_of::<Descriptor>())
     }
 
     /// Chains are counted by their last descriptors; one that goes on and on is one.

@@ -56,7 +56,14 @@ pub(crate) struct SplitRing {
     record: SplitRecord,
     /// Heads that an earlier process had taken, in its order.
     left_over: VecDeque<u16>,
-    guess: Option<Guess>,
+    guess: Option<(Head, Guess)>,
+}
+
+/// A head that was taken, and its descriptor.
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    number: u16,
+    descriptor: Segment,
 }
 
 fn parts(memory: &MemoryTable, addr: &VringAddr, size: u16) -> Result<[Part; 3], RingError> {
@@ -99,6 +106,7 @@ impl SplitRing {
 
     pub(super) fn relocate(&mut self, memory: &MemoryTable, addr: &VringAddr) -> Result<(), RingError> {
         [self.desc, self.avail, self.used] = parts(memory, addr, self.size)?;
+        self.guess = None;
         self.used_log = used_log(addr);
         Ok(())
     }
@@ -164,25 +172,20 @@ impl SplitRing {
         let count = self.seen.wrapping_sub(self.next).min(most.min(AHEAD) as u16);
         if count <= FEW {
             self.fetch_guessed();
-        }
-        if count == 1 {
-            let head = self.head(self.next);
-            ahead.push((head, self.plain(memory, head)));
+            for at in 0..count {
+                let head = self.head(self.next.wrapping_add(at));
+                ahead.push((head, self.plain(memory, head)));
+            }
             return Ok(());
         }
         let mut tables = [None; AHEAD];
         for (at, found) in (0..count).zip(&mut tables) {
             let head = self.head(self.next.wrapping_add(at));
             ahead.push((head, None));
-            *found = self.table(memory, head);
+            *found = self.descriptor(head).and_then(|descriptor| ahead::table(memory, &descriptor, Form::Linked));
         }
-        for ((_, plain), table) in ahead.iter_mut().zip(&tables) {
-            *plain = table.as_ref().and_then(|table| Plain::of(memory, table, Form::Linked));
-        }
-        if count <= FEW
-            && let (Some((head, Some(plain))), Some(table)) = (ahead.first(), tables[0])
-        {
-            self.guess = Some(Guess::after(*head, table, plain));
+        for ((_, plain), found) in ahead.iter_mut().zip(&tables) {
+            *plain = found.as_ref().and_then(|found| Plain::of(memory, found.table.read_words(0), Form::Linked));
         }
         Ok(())
     }
@@ -213,26 +216,32 @@ impl SplitRing {
     #[expect(clippy::inline_always, reason = "what it finds stays in registers")]
     #[inline(always)]
     fn plain(&mut self, memory: &MemoryTable, head: u16) -> Option<Plain> {
-        let table = self.table(memory, head)?;
-        let plain = Plain::of(memory, &table, Form::Linked)?;
-        self.guess = Some(Guess::after(head, table, &plain));
+        if let Some((last, guess)) = self.guess.as_ref().filter(|(last, _)| last.number == head)
+            && let Some(plain) = guess.again(memory, &last.descriptor, Form::Linked)
+        {
+            return Some(plain);
+        }
+        let descriptor = self.descriptor(head)?;
+        let found = ahead::table(memory, &descriptor, Form::Linked)?;
+        let words = found.table.read_words(0);
+        let plain = Plain::of(memory, words, Form::Linked)?;
+        self.guess = Some((Head { number: head, descriptor }, Guess::after(memory, &found, words, &plain)));
         Some(plain)
     }
 
-    /// The table that a head leads to, if it may be a plain request's.
+    /// A head's descriptor.
     #[expect(clippy::inline_always, reason = "as above")]
     #[inline(always)]
-    fn table(&self, memory: &MemoryTable, head: u16) -> Option<Segment> {
-        let at = usize::from(head) * Descriptor::SIZE;
-        (head < self.size).then(|| ahead::table(memory, self.desc.segment.read_words(at), Form::Linked)).flatten()
+    fn descriptor(&self, head: u16) -> Option<Segment> {
+        self.desc.segment.part(usize::from(head) * Descriptor::SIZE, Descriptor::SIZE)
     }
 
     /// Has all lines fetched that the next request has if it lies where the last one did.
     #[expect(clippy::inline_always, reason = "as above")]
     #[inline(always)]
     fn fetch_guessed(&self) {
-        if let Some(guess) = &self.guess {
-            self.desc.segment.prefetch(usize::from(guess.head) * Descriptor::SIZE, 1);
+        if let Some((Head { descriptor, .. }, guess)) = &self.guess {
+            descriptor.prefetch(0, 1);
             guess.fetch();
             self.fetch_used();
         }
