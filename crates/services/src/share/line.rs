@@ -12,8 +12,12 @@
 //! had nothing to do meanwhile begins at the present: nobody saves up, nobody starves. Volumes in a group have one turn together beside
 //! the others, and turns among themselves in a time of the group's (`turns.rs`).
 //!
+//! A request that goes because it is guaranteed moves none of these turns: what guarantees leave of the disk is divided by weight. If it did, a
+//! guarantee above its group's part would put off the group's turn further and further, and whoever else is in it would starve.
+//! Those that lack something have turns among themselves, in a time of their own, with guarantees for weights.
+//!
 //! Latency: when the disk takes longer than some volume's target, those that have none, or a looser one, may have half as much on the
-//! disk as they have, and again half after the next look; when targets are met they get more by and by.
+//! disk as they have, and again half after the next look; when targets are met they get more by and by. It takes nobody's guarantee away.
 //!
 //! Invariants:
 //! * Requests that need not wait do not touch a queue.
@@ -36,7 +40,7 @@ use millrace_block::{Epochs, PerShard, ReplaceError, clock};
 use super::member::{Member, Minimum};
 use crate::throttle::Weight;
 
-/// Of so many turns one goes by weight, whatever is guaranteed: who has no guarantee does not starve.
+/// Of so many turns one goes by weight to those that lack nothing, whatever is guaranteed: who has no guarantee does not starve.
 pub(super) const BY_WEIGHT: u64 = 8;
 /// How often it is looked at whether latency targets are met.
 const WINDOW_NS: u64 = 50_000_000;
@@ -64,6 +68,8 @@ pub(super) struct Line {
     able: [AtomicU64; 2],
     /// Somebody has a guarantee.
     guarantees: AtomicBool,
+    /// Virtual time among those that lack what is guaranteed to them: the turn of the one that went last.
+    owed: AtomicU64,
     /// Requests in a row that went because they were guaranteed.
     guaranteed: AtomicU64,
     /// Somebody has a latency target.
@@ -88,6 +94,7 @@ impl Default for Line {
             clock: AtomicU64::new(0),
             able: Default::default(),
             guarantees: AtomicBool::new(false),
+            owed: AtomicU64::new(0),
             guaranteed: AtomicU64::new(0),
             targets: AtomicBool::new(false),
             limited: AtomicBool::new(false),
@@ -300,36 +307,46 @@ impl Line {
 
     /// The front of a volume's queue goes, if it may.
     fn try_go<'a>(&'a self, member: &'a Member, bytes: u64) -> Option<Flight<'a>> {
-        if !self.has_room() || !member.has_room() {
+        if !self.has_room() {
             return None;
         }
         let present = self.present();
+        if !present.has_room(member) {
+            return None;
+        }
         let mut first = member.next_turns(present.clock);
         for other in self.members.visit().iter() {
             let waits = !std::ptr::eq(&raw const **other, member) && other.waiting.load(Ordering::Relaxed) > 0;
-            if !waits || !other.has_room() {
+            if !waits || !present.has_room(other) {
                 continue;
             }
             if present.order(other, member).is_lt() {
                 return None;
             }
-            member.beside(other, present.clock, &mut first);
+            // The turn of one that lacks what is guaranteed to it does not move: the clock would wait for it, and who comes late begin there.
+            if !present.is_overdue(other) {
+                member.beside(other, present.clock, &mut first);
+            }
         }
-        // Whoever goes because of its guarantee may be ahead of its turn: the others keep theirs.
-        member.turned(present.clock, bytes, &first);
-        self.clock.fetch_max(first[0], Ordering::Relaxed);
-        match present.overdue(member) {
-            Some(_) => self.guaranteed.fetch_add(1, Ordering::Relaxed),
-            None => self.guaranteed.swap(0, Ordering::Relaxed),
-        };
+        if present.is_overdue(member) {
+            self.owed.fetch_max(member.turned_owed(present.owed, bytes), Ordering::Relaxed);
+            self.guaranteed.fetch_add(1, Ordering::Relaxed);
+        } else {
+            member.turned(present.clock, bytes, &first);
+            self.clock.fetch_max(first[0], Ordering::Relaxed);
+            self.guaranteed.store(0, Ordering::Relaxed);
+        }
         Some(self.go(member, bytes))
     }
 
     /// What decides whose turn it is, at this moment.
     fn present(&self) -> Present {
-        let by_weight = self.guaranteed.load(Ordering::Relaxed) + 1 >= BY_WEIGHT;
-        let guarantees = self.guarantees.load(Ordering::Relaxed) && !by_weight;
-        Present { clock: self.clock.load(Ordering::Relaxed), guaranteed: guarantees.then(clock::now) }
+        Present {
+            clock: self.clock.load(Ordering::Relaxed),
+            owed: self.owed.load(Ordering::Relaxed),
+            now: self.guarantees.load(Ordering::Relaxed).then(clock::now),
+            by_weight: self.guaranteed.load(Ordering::Relaxed) + 1 >= BY_WEIGHT,
+        }
     }
 
     /// Wakes the front on this shard whose turn is earliest.
@@ -341,7 +358,7 @@ impl Line {
         let here = members.iter().filter(|member| member.waiting.load(Ordering::Relaxed) > 0 && !member.queue().is_empty());
         let mut next: Option<&Arc<Member>> = None;
         for member in here {
-            if member.has_room() {
+            if present.has_room(member) {
                 if next.is_none_or(|best| present.order(member, best).is_lt()) {
                     next = Some(member);
                 }
@@ -382,23 +399,32 @@ impl Line {
 /// What decides whose turn it is.
 struct Present {
     clock: u64,
-    /// The time, when guarantees count.
-    guaranteed: Option<u64>,
+    /// Virtual time among those that lack what is guaranteed to them.
+    owed: u64,
+    /// The time, when somebody has a guarantee.
+    now: Option<u64>,
+    /// This turn is for those that lack nothing.
+    by_weight: bool,
 }
 
 impl Present {
-    /// Since when a volume lacks what is guaranteed to it.
-    fn overdue(&self, member: &Member) -> Option<u64> {
-        self.guaranteed.and_then(|now| member.overdue(now))
+    /// Whether a volume lacks what is guaranteed to it.
+    fn is_overdue(&self, member: &Member) -> bool {
+        self.now.is_some_and(|now| member.is_overdue(now))
     }
 
-    /// Who goes first: those that lack what is guaranteed to them, those that lack it longest before the others; then by weight.
+    /// Whether a volume may have one more request on the disk: another one's target does not keep it from what is guaranteed to it.
+    fn has_room(&self, member: &Member) -> bool {
+        member.has_room() || self.is_overdue(member)
+    }
+
+    /// Who goes first: those that lack what is guaranteed to them, or in a turn by weight those that do not.
     fn order(&self, one: &Member, other: &Member) -> cmp::Ordering {
-        match (self.overdue(one), self.overdue(other)) {
-            (None, None) => one.order(other, self.clock),
-            (Some(since), Some(others)) => (since, &raw const *one).cmp(&(others, &raw const *other)),
-            (Some(_), None) => cmp::Ordering::Less,
-            (None, Some(_)) => cmp::Ordering::Greater,
+        match (self.is_overdue(one), self.is_overdue(other)) {
+            (false, false) => one.order(other, self.clock),
+            (true, true) => one.order_owed(other, self.owed),
+            (lacks, _) if lacks != self.by_weight => cmp::Ordering::Less,
+            _ => cmp::Ordering::Greater,
         }
     }
 }

@@ -71,9 +71,16 @@ impl fmt::Display for Minimum {
     }
 }
 
-/// When what is guaranteed falls due again, after so much of it was had.
+/// What a request of so many bytes is of each part of what is guaranteed.
+fn tokens(bytes: u64) -> [u64; 2] {
+    // An erasure moves no bytes, and takes a turn all the same.
+    [1, if bytes == 0 { LEAST_COST } else { bytes }]
+}
+
+/// When what is guaranteed falls due again, after so much of it was had. Neither what was left nor what was had beyond it counts for long.
 fn due(due: u64, now: u64, tokens: u64, per_second: u64) -> u64 {
-    due.max(now.saturating_sub(MEMORY_NS)).saturating_add(time_of(tokens, per_second))
+    let present = now.saturating_sub(MEMORY_NS)..=now.saturating_add(MEMORY_NS);
+    due.clamp(*present.start(), *present.end()).saturating_add(time_of(tokens, per_second))
 }
 
 /// How deep a volume may go after a while in which somebody's target, tighter than its own, was missed, or nobody's. `has` is what it has
@@ -110,6 +117,8 @@ pub(super) struct Member {
     latency_ns: AtomicU64,
     /// When its next operation and its next bytes fall due, of what is guaranteed.
     due: [AtomicU64; 2],
+    /// Its turns beside others that lack what is guaranteed to them.
+    owed: Turns,
     /// What it may have on the disk, for others' targets.
     limit: AtomicU64,
     /// What was seen of its target when it was last looked at: requests, and late ones.
@@ -131,6 +140,7 @@ impl Default for Member {
             minimum: Default::default(),
             latency_ns: AtomicU64::new(0),
             due: Default::default(),
+            owed: Turns::default(),
             limit: AtomicU64::new(u64::MAX),
             judged: Default::default(),
             waiting: AtomicU64::new(0),
@@ -252,10 +262,27 @@ impl Member {
         key(self).cmp(&key(other))
     }
 
-    /// When the first part of what is guaranteed to it was due that it has not had; `None`: it has all.
-    pub(super) fn overdue(&self, now: u64) -> Option<u64> {
-        let parts = self.minimum.iter().zip(&self.due).filter(|(minimum, _)| minimum.load(Ordering::Relaxed) > 0);
-        parts.map(|(_, due)| due.load(Ordering::Relaxed)).filter(|due| *due <= now).min()
+    /// Whether it lacks a part of what is guaranteed to it.
+    pub(super) fn is_overdue(&self, now: u64) -> bool {
+        let is_due = |due: &AtomicU64| due.load(Ordering::Relaxed) <= now;
+        self.minimum.iter().zip(&self.due).any(|(minimum, due)| minimum.load(Ordering::Relaxed) > 0 && is_due(due))
+    }
+
+    /// Whose turn is earlier of two that lack what is guaranteed to them.
+    pub(super) fn order_owed(&self, other: &Self, owed: u64) -> cmp::Ordering {
+        let key = |member: &Self| (member.owed.next(owed), std::ptr::from_ref(member));
+        key(self).cmp(&key(other))
+    }
+
+    /// A request of so many bytes goes because that is guaranteed; when its turn was. Each moves on by the time in which it is due so much: what the
+    /// disk cannot do is then missing to each in proportion.
+    pub(super) fn turned_owed(&self, owed: u64, bytes: u64) -> u64 {
+        let turn = self.owed.next(owed);
+        let parts = self.minimum.iter().map(|minimum| minimum.load(Ordering::Relaxed)).zip(tokens(bytes));
+        // Of two parts the one that falls behind first is what it goes for.
+        let cost = parts.filter(|(minimum, _)| *minimum > 0).map(|(minimum, tokens)| time_of(tokens, minimum)).min();
+        self.owed.moves(owed, cost.unwrap_or_default());
+        turn
     }
 
     /// A request of so many bytes goes. `first`: when the first turn of those that wait was, in each place.
@@ -271,9 +298,7 @@ impl Member {
 
     /// A request of so many bytes goes: it is a part of what is guaranteed.
     pub(super) fn had(&self, now: u64, bytes: u64) {
-        // An erasure moves no bytes, and takes a turn all the same.
-        let bytes = if bytes == 0 { LEAST_COST } else { bytes };
-        for ((minimum, had), tokens) in self.minimum.iter().zip(&self.due).zip([1, bytes]) {
+        for ((minimum, had), tokens) in self.minimum.iter().zip(&self.due).zip(tokens(bytes)) {
             let minimum = minimum.load(Ordering::Relaxed);
             if minimum > 0 {
                 let _ = had.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |at| Some(due(at, now, tokens, minimum)));

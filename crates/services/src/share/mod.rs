@@ -80,7 +80,7 @@ pub(crate) static KIND: Kind = Kind {
             name: "latency",
             help: "how long the disk shall take for its requests; others go less deep if it takes longer: 2ms",
         },
-        Word { name: "existing", help: "true: takes what the disk has under the volume's name already [false]" },
+        Word { name: "existing", help: "true: takes what the disk has under the volume's name; it must be there [false]" },
     ],
     commands: &[],
     shares_legs: true,
@@ -586,7 +586,8 @@ impl Service for Share {
         let how = match mount.reason {
             Reason::Open => Claim::Own,
             Reason::Change if mount.previous.is_some() => Claim::Own,
-            _ if self.existing => Claim::Either,
+            Reason::Create if self.existing => Claim::There,
+            Reason::Change if self.existing => Claim::Either,
             _ => Claim::New,
         };
         let blocks = self.geometry().blocks.0;

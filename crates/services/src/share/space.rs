@@ -32,6 +32,8 @@ const MAGIC: [u8; 8] = *b"MRDISK\0\0";
 const VERSION: u32 = 1;
 /// Longest region of the table: both copies.
 const LONGEST: u64 = 16 << 20;
+/// Volumes that are not in use and are named to who has asked for another.
+const NAMED: usize = 16;
 /// Bytes that are erased with one request.
 const ERASE: u64 = 256 << 20;
 
@@ -95,7 +97,9 @@ pub(super) enum Claim {
     New,
     /// It is there, and was in force before.
     Own,
-    /// It is new here and may be on the disk: the operator says that it is the same.
+    /// It is new here, and the operator says that the disk has it.
+    There,
+    /// The same in a volume that is changed, which fills it where the disk does not have it.
     Either,
 }
 
@@ -180,6 +184,9 @@ impl Space {
         let works = open.as_mut().ok_or_else(|| {
             refused("what is below is no disk that works; \"millrace disk create NAME STACK\" makes one".to_owned())
         })?;
+        if how == Claim::There && !works.table.volumes.contains_key(name) {
+            return Err(self.seen().is_not_there(name));
+        }
         let claimed = works.claim(name, size, how);
         self.note(open.as_ref());
         let list = claimed?;
@@ -238,7 +245,6 @@ impl Space {
                     "volume {name} is in use: delete it by \"millrace volume delete\""
                 )));
             }
-            seen.lost.remove(name);
             // It does not come into force meanwhile.
             if let Some(table) = &mut seen.table {
                 table.volumes.remove(name);
@@ -246,6 +252,10 @@ impl Space {
         }
         let result = open.as_mut().ok_or_else(|| ServiceError::NotNow("the disk is not in force".to_owned()));
         let result = result.and_then(|open| open.release(name));
+        if result.is_ok() {
+            // Only now: where the volume stays, whoever takes it is to be told.
+            self.seen().lost.remove(name);
+        }
         self.note(open.as_ref());
         result
     }
@@ -280,6 +290,22 @@ impl Seen {
         let list = entry.list();
         self.users.insert(name.to_owned());
         Ok(Some(list))
+    }
+
+    /// The disk does not have a volume that it should: an empty one would look like it.
+    fn is_not_there(&self, name: &str) -> ServiceError {
+        let all = self.table.iter().flat_map(|table| table.volumes.keys());
+        let unused: Vec<_> = all.filter(|name| !self.users.contains(*name)).map(String::as_str).collect();
+        let more = unused.len().saturating_sub(NAMED);
+        let names = match (&unused[..], more) {
+            ([], _) => "nothing that is not in use".to_owned(),
+            (names, 0) => format!("these that are not in use: {}", names.join(", ")),
+            (names, more) => format!("these that are not in use: {} and {more} more", names[..NAMED].join(", ")),
+        };
+        refused(format!(
+            "existing=true, and the disk has no volume {name}; it has {names}. Give the volume the name that it has there, \
+             or leave existing=true out to make a new one"
+        ))
     }
 }
 
@@ -431,7 +457,7 @@ impl Open {
             (Some(has), _) if has < size => {
                 return Err(self.wrong(format!("its table gives volume {name} {has} bytes, and it should have {size}")));
             }
-            (Some(has), Claim::Either) if has != size => {
+            (Some(has), Claim::There | Claim::Either) if has != size => {
                 return Err(refused(format!("the disk has volume {name} with {has} bytes: say that size, or none")));
             }
             // What is stored of a volume counts: a growth that was not stored any more did not take place.

@@ -17,7 +17,7 @@ use crate::throttle::{DEEPEST, Group};
 
 /// What a request costs at least, in bytes.
 pub(super) const LEAST_COST: u64 = 4096;
-/// Virtual time that 512 bytes cost at weight 1; weights up to this divide it.
+/// Virtual time that 512 bytes cost at weight 1.
 const UNIT: u64 = 1024;
 /// Places that a volume has turns in: those of the groups that it is in, and its own.
 pub(super) const PLACES: usize = DEEPEST + 1;
@@ -27,10 +27,12 @@ fn start(finish: u64, clock: u64) -> u64 {
     finish.max(clock)
 }
 
-/// When the next turn is, after a request of so many bytes.
-fn finish(start: u64, bytes: u64, weight: u64) -> u64 {
-    let cost = bytes.max(LEAST_COST).div_ceil(512).saturating_mul(UNIT) / weight.max(1);
-    start.saturating_add(cost.max(1))
+/// What a request of so many bytes costs, and what is left of it because times are whole numbers: the next one's. `rest` is what was left of
+/// the one before.
+fn cost(bytes: u64, weight: u64, rest: u64) -> (u64, u64) {
+    let (units, weight) = (bytes.max(LEAST_COST).div_ceil(512), weight.max(1));
+    let cost = units.saturating_mul(UNIT).saturating_add(rest);
+    (cost / weight, cost % weight)
 }
 
 /// The turns of a volume or group.
@@ -38,6 +40,8 @@ fn finish(start: u64, bytes: u64, weight: u64) -> u64 {
 pub(super) struct Turns {
     /// When the next one is.
     finish: AtomicU64,
+    /// What the last cost left.
+    rest: AtomicU64,
 }
 
 impl Turns {
@@ -47,7 +51,15 @@ impl Turns {
 
     /// A request of so many bytes goes. There may be one on another shard, which goes as well.
     pub(super) fn went(&self, clock: u64, bytes: u64, weight: u32) {
-        let next = |before| Some(finish(start(before, clock), bytes, u64::from(weight)));
+        // Two at once may lose what is left, or use it twice: less than the least step of time.
+        let (cost, rest) = cost(bytes, u64::from(weight), self.rest.load(Ordering::Relaxed));
+        self.rest.store(rest, Ordering::Relaxed);
+        self.moves(clock, cost);
+    }
+
+    /// The next turn is so much later.
+    pub(super) fn moves(&self, clock: u64, cost: u64) {
+        let next = |before| Some(start(before, clock).saturating_add(cost));
         let _ = self.finish.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
     }
 }

@@ -88,6 +88,32 @@ fn what_a_volume_left_is_taken_or_given_up_only_when_told() {
     on_bench(&all, |bench| bench.expect_zeroes(0, 256));
 }
 
+/// An empty volume under a misspelt name would look like the one that was meant.
+#[test]
+fn what_the_operator_says_is_there_is_not_made() {
+    let leg = memory(9 * EXTENT);
+    let pool = Pool::open(&leg, "disk(extent=16K)", Reason::Create).unwrap();
+    let made = [pool.create("a", EXTENT), pool.create("b", EXTENT)];
+    drop((made, pool));
+    let pool = Pool::open(&leg, "disk(extent=16K)", Reason::Create).unwrap();
+    let refused = |name: &str, size| {
+        pool.volume(name, "share(existing=true)", size, Reason::Create).err().expect("it is not there").to_string()
+    };
+    let b = pool.volume("b", "share", None, Reason::Open).unwrap();
+    for size in [None, Some(EXTENT)] {
+        let error = refused("A", size);
+        assert!(error.contains("the disk has no volume A; it has these that are not in use: a. Give"), "{error}");
+    }
+    assert_eq!(pool.fact("volume A"), None);
+    let a = pool.volume("a", "share(existing=true)", None, Reason::Create).unwrap();
+    let error = refused("c", Some(EXTENT));
+    assert!(error.contains("it has nothing that is not in use"), "{error}");
+    drop((a, b, pool));
+    // Later it is the volume's own, whatever its stack says.
+    let pool = Pool::open(&leg, "disk(extent=16K)", Reason::Open).unwrap();
+    pool.volume("a", "share(existing=true)", None, Reason::Open).unwrap();
+}
+
 /// A disk with one volume of three extents, stored several times.
 fn stored() -> (Arc<dyn Volume>, Vec<u8>) {
     let leg = memory(9 * EXTENT);

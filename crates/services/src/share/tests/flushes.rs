@@ -148,6 +148,21 @@ fn a_disk_that_refuses_its_first_flush_is_opened_and_its_volumes_are_told() {
 }
 
 #[test]
+fn who_takes_a_volume_that_could_not_be_released_is_told() {
+    let (_gate, fault, pool) = gated();
+    let a = pool.create("a", EXTENT);
+    on_bench(&a, |bench| _ = bench.write_random(0, 8));
+    drop((a, pool));
+    fault.add(Rule::new(Kind::Flush, When::Nth(1), REFUSED));
+    let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&fault);
+    let pool = Pool::open(&leg, "disk(extent=16K)", Reason::Open).unwrap();
+    fault.add(Rule::new(Kind::Write, When::Nth(1), REFUSED));
+    assert!(pool.command("release", "a").is_err());
+    let a = pool.volume("a", "share(existing=true)", None, Reason::Create).unwrap();
+    assert_eq!([&a, &a].map(flushed), [TOLD, Ok(())]);
+}
+
+#[test]
 fn a_table_that_cannot_be_read_is_no_loss() {
     let (_gate, fault, mut pool) = gated();
     let a = pool.create("a", EXTENT);

@@ -18,7 +18,7 @@ use crate::{
         member::{Member, Minimum, Terms},
     },
     testing::{Load, drive},
-    throttle::Weight,
+    throttle::{Caps, Group, Weight},
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -77,9 +77,10 @@ impl Volume for Serial {
     }
 }
 
-/// Volumes on such a disk.
+/// Volumes on such a disk, and a group for those that want one.
 struct Volumes {
     _pool: Pool,
+    _acme: Arc<Group>,
     all: Vec<Graph>,
 }
 
@@ -87,11 +88,12 @@ impl Volumes {
     fn new(disk: &str, shares: &[&str]) -> Self {
         let leg: Arc<dyn Volume> = Arc::<Serial>::default();
         let pool = Pool::open(&leg, disk, Reason::Create).unwrap();
+        let acme = Group::declare(&pool.shared, "acme", None, &Caps::default()).unwrap();
         let make = |(at, share): (usize, &&str)| {
             pool.volume(&format!("v{at}"), share, Some(EXTENT), Reason::Create).unwrap_or_else(|error| panic!("{error}"))
         };
         let all = shares.iter().enumerate().map(make).collect();
-        Self { _pool: pool, all }
+        Self { _pool: pool, _acme: acme, all }
     }
 
     fn load(&self, at: usize, depth: usize) -> Load {
@@ -134,11 +136,35 @@ fn a_guarantee_is_a_floor() {
         assert_close(counts[0], 12_000);
         assert_close(counts[1], 28_000);
     }
+    // What it had beyond it while nobody else wanted the disk takes nothing away from it.
+    let time = SimulatedTime::new();
+    let volumes = Volumes::new("disk(extent=16K, depth=4)", &["share(min_iops=3000)", "share(weight=9)"]);
+    let loads = [volumes.load(0, 16), volumes.load(1, 64)];
+    drive(&time, &loads[..1], 4 * SECOND);
+    drive(&time, &loads, SECOND / 2);
+    assert_close(drive(&time, &loads, 4 * SECOND)[0], 12_000);
     // Whose weight brings more gets more.
     let time = SimulatedTime::new();
     let volumes = Volumes::new("disk(extent=16K, depth=4)", &["share(min_iops=3000)", "share"]);
     let counts = drive(&time, &[volumes.load(0, 16), volumes.load(1, 64)], 4 * SECOND);
     assert_close(counts[0], 20_000);
+}
+
+/// However long a guarantee was not kept: time among those that share by weight went on.
+#[test]
+fn who_comes_late_beside_a_guarantee_that_is_not_kept_begins_at_the_present() {
+    let _own = ShardSlot::claim();
+    for group in ["", "group=acme"] {
+        let time = SimulatedTime::new();
+        let [own, other] =
+            [format!("share({group}{}min_iops=20K)", if group.is_empty() { "" } else { ", " }), format!("share({group})")];
+        let volumes = Volumes::new("disk(extent=16K, depth=4)", &[&own, &other, &other]);
+        let loads = [volumes.load(0, 16), volumes.load(1, 16), volumes.load(2, 16)];
+        drive(&time, &loads[..2], 4 * SECOND);
+        let counts = drive(&time, &loads, 4 * SECOND);
+        assert_close(counts[1], 2500);
+        assert_close(counts[2], 2500);
+    }
 }
 
 #[test]
@@ -160,6 +186,51 @@ fn more_guarantees_than_the_disk_can_keep_starve_nobody() {
     let counts = drive(&time, &[volumes.load(0, 16), volumes.load(1, 16), volumes.load(2, 4)], 4 * SECOND);
     assert_close(counts[2], 40_000 / BY_WEIGHT);
     assert_close(counts[0], 20_000 * (BY_WEIGHT - 1) / BY_WEIGHT);
+}
+
+#[test]
+fn more_guarantees_than_the_disk_can_keep_are_kept_in_their_proportion() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    let shares = ["share(min_iops=400K)", "share(min_iops=40K)", "share"];
+    let volumes = Volumes::new("disk(extent=16K, depth=4)", &shares);
+    let counts = drive(&time, &[volumes.load(0, 16), volumes.load(1, 16), volumes.load(2, 4)], 4 * SECOND);
+    let guaranteed = 40_000 * (BY_WEIGHT - 1) / BY_WEIGHT;
+    assert_close(counts[0], guaranteed * 10 / 11);
+    assert_close(counts[1], guaranteed / 11);
+    assert_close(counts[2], 40_000 / BY_WEIGHT);
+}
+
+/// Its turns would be later and later beside those of the others.
+#[test]
+fn a_guarantee_does_not_starve_its_group() {
+    let _own = ShardSlot::claim();
+    // By weight the group has half of what is left, in which both are alike; with all guaranteed to one, an eighth is left, and to others.
+    for (guarantee, due) in [("min_iops=6000", [24_000, 16_000 / 3, 32_000 / 3]), ("min_iops=20K", [35_000, 2500, 2500])] {
+        let time = SimulatedTime::new();
+        let own = format!("share(group=acme, {guarantee})");
+        let volumes = Volumes::new("disk(extent=16K, depth=4)", &[&own, "share(group=acme)", "share"]);
+        let loads = [volumes.load(0, 16), volumes.load(1, 16), volumes.load(2, 16)];
+        drive(&time, &loads, SECOND / 2);
+        let counts = drive(&time, &loads, 4 * SECOND);
+        counts.iter().zip(due).for_each(|(count, due)| assert_close(*count, due));
+        // Nor does it lack anything when the guaranteed one has nothing to do.
+        assert_close(drive(&time, &loads[1..], SECOND)[0], 5000);
+    }
+}
+
+#[test]
+fn a_target_of_another_volume_takes_no_guarantee_away() {
+    let _own = ShardSlot::claim();
+    let time = SimulatedTime::new();
+    // No request of this disk is done within the target.
+    let volumes = Volumes::new("disk(extent=16K)", &["share(min_iops=3000)", "share(latency=1us)"]);
+    let loads = [volumes.load(0, 64), volumes.load(1, 16)];
+    drive(&time, &loads, SECOND / 2);
+    let counts = drive(&time, &loads, 4 * SECOND);
+    assert!(volumes.fact(0, "limited for others' latency").is_some());
+    assert_close(counts[0], 12_000);
+    assert_close(counts[0] + counts[1], 40_000);
 }
 
 #[test]

@@ -194,6 +194,21 @@ fn weights_divide_the_disk_and_large_requests_cost_more() {
     assert_shares(&served(&disk, &mixed, 7000), &[4, 3]);
 }
 
+/// What a turn costs is a whole number, and by these weights not what it should be.
+#[test]
+fn what_division_leaves_of_a_turn_is_not_lost() {
+    let _own = ShardSlot::claim();
+    for weights in [[700, 300], [1000, 820], [586, 293]] {
+        let (disk, pool) = pool(4);
+        let make = |at: usize| {
+            let stack = format!("share(weight={})", weights[at]);
+            pool.volume(&format!("v{at}"), &stack, Some(EXTENT), Reason::Create).unwrap_or_else(|error| panic!("{error}"))
+        };
+        let volumes = [make(0), make(1)];
+        assert_shares(&served(&disk, &[(&volumes[0], 32, 8), (&volumes[1], 32, 8)], 10_000), &weights);
+    }
+}
+
 #[test]
 fn who_comes_late_gets_its_share_from_now_on_and_not_more() {
     let _own = ShardSlot::claim();
