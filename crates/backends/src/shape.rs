@@ -65,7 +65,7 @@ pub(crate) fn blocks_in(volume: &str, bytes: u64, block_size: BlockSize) -> Resu
         return bad("it is empty");
     }
     if !bytes.is_multiple_of(u64::from(BlockSize::B512.bytes())) {
-        return bad("it is not a multiple of the block size");
+        return bad("it is not a multiple of the block size (512 bytes at least)");
     }
     if bytes > MAX_BYTES {
         return bad("it is larger than a file can be");

@@ -67,6 +67,7 @@ impl Controller {
                 return done.map(|cqe| (cqe, buffer));
             }
             Err(QueueError::Timeout { cid, .. }) => Some(*cid),
+            Err(QueueError::BadCompletion { cqe, .. }) => Some(cqe.cid),
             Err(_) => None,
         };
         self.late.push(Late { cid, aborts: command.sqe.opcode == AdminOpcode::ABORT.0, _buffer: buffer });
@@ -237,7 +238,7 @@ impl Controller {
     pub fn poll_event(&mut self) -> Result<Option<Cqe>, QueueError> {
         loop {
             let admin = self.admin_queue();
-            let event = admin.next_completion()?;
+            let event = admin.next_possible()?;
             admin.ring()?;
             let Some(at) = event.and_then(|cqe| self.late.iter().position(|late| late.cid == Some(cqe.cid))) else {
                 return Ok(event);

@@ -19,7 +19,7 @@ use millrace_nvme_spec::{
 use crate::{
     admin::CONFIG,
     controller::Controller,
-    dma::{DmaRange, PAGE_SIZE, first_free_run},
+    dma::{DmaRange, PAGE_SIZE},
     error::{DriverError, during},
     shared::SharedRing,
     transport::MappedArea,
@@ -106,6 +106,17 @@ impl ControllerMemory {
             words.load_word(0, 0) == *pattern
         })
     }
+}
+
+fn first_free_run(pages: &[bool], count: usize) -> Option<usize> {
+    let mut run = 0;
+    for (index, taken) in pages.iter().enumerate() {
+        run = if *taken { 0 } else { run + 1 };
+        if run == count {
+            return Some(index + 1 - count);
+        }
+    }
+    None
 }
 
 /// Contiguous pages of it.

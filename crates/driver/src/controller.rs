@@ -542,6 +542,43 @@ mod tests {
         assert_eq!(controller.late.len(), 0);
     }
 
+    /// The controller completes a command that there is not: the one that is waited for then is not given up for it, or its own end would be
+    /// taken for an event.
+    #[test]
+    fn a_completion_that_cannot_be_is_passed_over() {
+        let options = Options { timeout: Duration::from_millis(20), memory_size: 1 << 20, ..Options::default() };
+        let mut controller = Controller::attach(Deaf::default(), &options).unwrap();
+        controller.enable().unwrap();
+        complete(&mut controller, 0, 7);
+        complete(&mut controller, 1, 0);
+        controller.identify_controller().unwrap();
+        assert!(controller.poll_event().unwrap().is_none());
+        assert_eq!(controller.late.len(), 0);
+        // And when its own does not come in time.
+        complete(&mut controller, 2, 7);
+        let late = controller.identify_controller().unwrap_err();
+        assert!(matches!(late, DriverError::Queue(QueueError::Timeout { .. })), "{late}");
+        assert_eq!(controller.late.len(), 1);
+        complete(&mut controller, 3, 7);
+        // Nor is the next command given up for one before it was submitted, while another is late.
+        let aborted = controller.abort(QueueId(3), CommandId(1)).unwrap_err();
+        assert!(matches!(aborted, DriverError::Queue(QueueError::Timeout { .. })), "{aborted}");
+        complete(&mut controller, 4, 7);
+        for (at, cid) in [(5, 1), (6, 0)] {
+            complete(&mut controller, at, cid);
+        }
+        assert!(controller.poll_event().unwrap().is_none());
+        assert_eq!(controller.late.len(), 0);
+        assert_eq!(controller.admin_queue().take_passed_over().map(|(times, _)| times), Some(4));
+        // Its own, of a queue that has no such command: it is told at once, and late until its end comes.
+        controller.admin_queue().buffers().1.write_at(7 * Cqe::SIZE, &(5_u128 << 80 | 1 << 112).to_le_bytes());
+        let bad = controller.identify_controller().unwrap_err();
+        assert!(matches!(bad, DriverError::Queue(QueueError::BadCompletion { .. })), "{bad}");
+        complete(&mut controller, 8, 0);
+        assert!(controller.poll_event().unwrap().is_none());
+        assert_eq!(controller.late.len(), 0);
+    }
+
     /// An event that came while a command was waited for is kept, and its identifier with it: the next command's end is its own.
     #[test]
     fn an_event_that_is_kept_is_no_commands_end() {

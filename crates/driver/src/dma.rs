@@ -1,6 +1,7 @@
 //! Memory that the device may read and write, and its page-granular allocator.
 
 use std::{
+    collections::BTreeMap,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, Mutex, PoisonError},
@@ -82,19 +83,43 @@ struct Pool {
     mapping: Arc<Mapping>,
     fd: OwnedFd,
     iova: u64,
-    pages: Mutex<Taken>,
+    free: Mutex<Free>,
 }
 
-/// Which pages are given out.
+/// Which pages are free, and which were used. It costs as much as there are runs of free pages, however long they are: a program's memory may
+/// have a terabyte of addresses.
 #[derive(Debug)]
-struct Taken {
-    /// One flag per page, true when taken.
-    flags: Vec<bool>,
-    /// The first page that never was: the file has only zeroes from there on, and no memory yet.
+struct Free {
+    /// Runs of free pages: the first, and the one after the last. They neither overlap nor adjoin.
+    free: BTreeMap<usize, usize>,
+    /// The first page that was never given out: the file has only zeroes from there on, and no memory yet.
     fresh: usize,
-    /// Where the last run ends that was given out, or the first page that came back since: who wants more begins to search here, so that
-    /// each run that follows a large one is not searched for past all pages of that.
-    next: usize,
+}
+
+impl Free {
+    fn all_free(count: usize) -> Self {
+        Self { free: BTreeMap::from([(0, count)]), fresh: 0 }
+    }
+
+    /// Takes `count` pages, the first ones that lie side by side; the first of them, and how many of them were given out before.
+    fn take(&mut self, count: usize) -> Option<(usize, usize)> {
+        let (first, end) = self.free.iter().map(|(first, end)| (*first, *end)).find(|(first, end)| end - first >= count)?;
+        self.free.remove(&first);
+        let after = first + count;
+        if after < end {
+            self.free.insert(after, end);
+        }
+        let used = self.fresh.saturating_sub(first).min(count);
+        self.fresh = self.fresh.max(after);
+        Some((first, used))
+    }
+
+    fn give_back(&mut self, first: usize, count: usize) {
+        let (before, after) = (self.free.range(..first).next_back(), first + count);
+        let start = before.filter(|(_, end)| **end == first).map_or(first, |(start, _)| *start);
+        let end = self.free.remove(&after).unwrap_or(after);
+        self.free.insert(start, end);
+    }
 }
 
 /// A memfd mapped here and, once announced with [`Transport::dma_map`](crate::Transport::dma_map), known to the device
@@ -126,8 +151,8 @@ impl DmaMemory {
         if pages == Pages::Transparent {
             mapping.advise_huge().map_err(kernel)?;
         }
-        let taken = Taken { flags: vec![false; size / PAGE_SIZE], fresh: 0, next: 0 };
-        Ok(Self(Arc::new(Pool { mapping, fd, iova, pages: Mutex::new(taken) })))
+        let free = Mutex::new(Free::all_free(size / PAGE_SIZE));
+        Ok(Self(Arc::new(Pool { mapping, fd, iova, free })))
     }
 
     /// All its addresses.
@@ -145,32 +170,14 @@ impl DmaMemory {
     pub fn alloc(&self, len: usize) -> Result<DmaBuffer, DmaError> {
         let exhausted = DmaError::Exhausted { wanted: len, size: self.0.mapping.len() };
         let count = len.max(1).div_ceil(PAGE_SIZE);
-        let mut pages = self.0.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        let Taken { flags, fresh, next } = &mut *pages;
-        let behind = first_free_run(&flags[*next..], count).map(|at| *next + at);
-        let Some(first) = behind.or_else(|| first_free_run(flags, count)) else { return Err(exhausted) };
-        let end = first + count;
-        flags[first..end].fill(true);
-        let used = fresh.saturating_sub(first).min(count);
-        (*fresh, *next) = ((*fresh).max(end), end);
-        drop(pages);
+        let taken = self.0.free.lock().unwrap_or_else(PoisonError::into_inner).take(count);
+        let Some((first, used)) = taken else { return Err(exhausted) };
         let buffer = DmaBuffer { pool: Arc::clone(&self.0), offset: first * PAGE_SIZE, len: count * PAGE_SIZE };
         if used > 0 {
             buffer.segment(0, used * PAGE_SIZE).fill(0);
         }
         Ok(buffer)
     }
-}
-
-pub(crate) fn first_free_run(pages: &[bool], count: usize) -> Option<usize> {
-    let mut run = 0;
-    for (index, taken) in pages.iter().enumerate() {
-        run = if *taken { 0 } else { run + 1 };
-        if run == count {
-            return Some(index + 1 - count);
-        }
-    }
-    None
 }
 
 /// Contiguous pages of a [`DmaMemory`]. The device may change them at any instant, so bytes are only copied in and out.
@@ -320,10 +327,8 @@ impl DmaBuffer {
 
 impl Drop for DmaBuffer {
     fn drop(&mut self) {
-        let first = self.offset / PAGE_SIZE;
-        let mut pages = self.pool.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        pages.flags[first..first + self.len / PAGE_SIZE].fill(false);
-        pages.next = pages.next.min(first);
+        let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.give_back(self.offset / PAGE_SIZE, self.len / PAGE_SIZE);
     }
 }
 
@@ -363,19 +368,46 @@ mod tests {
         assert_eq!((both.iova(), both.read_vec(0, 5 * PAGE_SIZE)), (1 << 32, vec![0; 5 * PAGE_SIZE]));
     }
 
+    /// Runs of free pages, as they are on record.
+    fn free(memory: &DmaMemory) -> Vec<(usize, usize)> {
+        memory.0.free.lock().unwrap().free.iter().map(|(first, end)| (*first, *end)).collect()
+    }
+
     #[test]
-    fn runs_behind_a_large_one_are_not_searched_for_within_it() {
+    fn a_large_buffer_costs_no_more_than_a_small_one() {
+        // The most that a program may have: a flag for each page would be 256 MiB.
+        let (size, pages) = (1 << 40, (1 << 40) / PAGE_SIZE);
+        let memory = DmaMemory::new(1 << 32, size).unwrap();
+        let large = memory.alloc(size - 16 * PAGE_SIZE).unwrap();
+        assert_eq!(free(&memory), [(pages - 16, pages)]);
+        let small = memory.alloc(1).unwrap();
+        assert_eq!(small.iova(), (1 << 32) + large.len() as u64);
+        drop(large);
+        assert_eq!(free(&memory), [(0, pages - 16), (pages - 15, pages)]);
+        drop(small);
+        assert_eq!(free(&memory), [(0, pages)]);
+    }
+
+    #[test]
+    fn the_first_run_that_is_long_enough_is_taken_and_neighbours_become_one() {
         let memory = DmaMemory::new(1 << 32, 64 * PAGE_SIZE).unwrap();
-        let next = || memory.0.pages.lock().unwrap().next;
         let (hole, large) = (memory.alloc(1).unwrap(), memory.alloc(32 * PAGE_SIZE).unwrap());
         drop(hole);
-        assert_eq!(next(), 0, "what has come back is used again");
         let runs = [2, 2, 2].map(|pages| memory.alloc(pages * PAGE_SIZE).unwrap());
-        assert_eq!((runs[0].iova(), next()), ((1 << 32) + 33 * 4096, 39), "too large for the hole");
+        assert_eq!(runs[0].iova(), (1 << 32) + 33 * 4096, "too large for the hole");
+        assert_eq!(free(&memory), [(0, 1), (39, 64)]);
         let rest = memory.alloc(25 * PAGE_SIZE).unwrap();
-        assert_eq!((next(), memory.alloc(1).unwrap().iova()), (64, 1 << 32), "from the start, when there is no more");
         assert!(matches!(memory.alloc(2 * PAGE_SIZE), Err(DmaError::Exhausted { .. })));
-        drop((large, runs, rest));
+        assert_eq!(memory.alloc(1).unwrap().iova(), 1 << 32);
+        let [first, second, third] = runs;
+        drop((first, third));
+        assert_eq!(free(&memory), [(0, 1), (33, 35), (37, 39)]);
+        drop(second);
+        assert_eq!(free(&memory), [(0, 1), (33, 39)]);
+        drop(rest);
+        assert_eq!(free(&memory), [(0, 1), (33, 64)]);
+        drop(large);
+        assert_eq!(free(&memory), [(0, 64)]);
     }
 
     #[test]

@@ -234,6 +234,8 @@ pub struct QueuePair {
     lists: Lists,
     /// Completions that arrived while another one was waited for.
     stash: VecDeque<Cqe>,
+    /// Completions that cannot be and were passed over since somebody asked, and the last of them.
+    passed_over: Option<(u64, Cqe)>,
     interrupt: Option<OwnedFd>,
     mask: Option<VectorMask>,
     transport: SharedTransport,
@@ -301,6 +303,7 @@ impl QueuePair {
             cids: CidTable::new((entries - 1) as u16),
             lists,
             stash: VecDeque::with_capacity(entries as usize),
+            passed_over: None,
             interrupt,
             mask,
             transport,
@@ -504,6 +507,42 @@ impl QueuePair {
         Err(QueueError::BadCompletion { qid: self.id, cqe })
     }
 
+    /// The next completion of a command that is in flight. Those that cannot be, but for the awaited command's own, are nobody's: they are
+    /// passed over, and counted. `None`: there is none, or before it as many of those as the queue holds.
+    fn poll_past(&mut self, awaited: Option<CommandId>) -> Result<Option<Cqe>, QueueError> {
+        for _ in 0..self.entries() {
+            match self.poll_ring() {
+                Err(QueueError::BadCompletion { cqe, .. }) if awaited != Some(cqe.cid) => {
+                    let before = self.passed_over.map_or(0, |(times, _)| times);
+                    self.passed_over = Some((before + 1, cqe));
+                    // It takes room in the queue like any other.
+                    self.ring()?;
+                }
+                polled => return polled,
+            }
+        }
+        Ok(None)
+    }
+
+    /// As [`next_completion`](Self::next_completion), but those that cannot be are passed over.
+    pub(crate) fn next_possible(&mut self) -> Result<Option<Cqe>, QueueError> {
+        let cqe = match self.stash.pop_front() {
+            Some(cqe) => Some(cqe),
+            None => self.poll_past(None)?,
+        };
+        if let Some(cqe) = &cqe {
+            self.cids.free(cqe.cid);
+        }
+        Ok(cqe)
+    }
+
+    /// How many completions that cannot be were passed over since the last call, while others were waited for, and the last of them; `None`:
+    /// there were none.
+    pub fn take_passed_over(&mut self) -> Option<(u64, QueueError)> {
+        let (times, cqe) = self.passed_over.take()?;
+        Some((times, QueueError::BadCompletion { qid: self.id, cqe }))
+    }
+
     /// Takes the next completion whatever it says.
     fn next_completion_raw(&mut self) -> Option<Cqe> {
         let cqe = self.stash.pop_front().or_else(|| self.cq.pop())?;
@@ -548,7 +587,11 @@ impl QueuePair {
         self.wait_for(cid)
     }
 
-    /// Waits for the completion of one command, whatever its status.
+    /// Waits for the completion of one command, whatever its status. Completions that cannot be are passed over: who gave the command up for
+    /// one would take its end for something else. [`take_passed_over`](Self::take_passed_over) tells of them.
+    ///
+    /// # Errors
+    /// [`QueueError::BadCompletion`] for one that cannot be and has the command's own identifier.
     pub fn wait_for(&mut self, cid: CommandId) -> Result<Cqe, QueueError> {
         if let Some(at) = self.stash.iter().position(|cqe| cqe.cid == cid)
             && let Some(cqe) = self.stash.remove(at)
@@ -558,7 +601,7 @@ impl QueuePair {
         }
         let mut backoff = Backoff::new();
         loop {
-            match self.poll_ring()? {
+            match self.poll_past(Some(cid))? {
                 Some(cqe) if cqe.cid == cid => {
                     self.cids.free(cid);
                     self.ring()?;
@@ -573,9 +616,9 @@ impl QueuePair {
         }
     }
 
-    /// Takes the completion of one command if it has come; those of others are kept. Does not wait.
+    /// Takes the completion of one command if it has come; those of others are kept, those that cannot be passed over. Does not wait.
     pub(crate) fn take(&mut self, cid: CommandId) -> Result<bool, QueueError> {
-        while let Some(cqe) = self.poll_ring()? {
+        while let Some(cqe) = self.poll_past(None)? {
             self.stash.push_back(cqe);
         }
         self.ring()?;

@@ -5,7 +5,7 @@
 
 use std::{
     borrow::Cow,
-    cell::RefCell,
+    cell::{Cell, RefCell},
     ffi::{CStr, CString, c_char, c_int, c_uint, c_void},
     mem::MaybeUninit,
     os::{fd::AsRawFd, unix::ffi::OsStrExt},
@@ -66,8 +66,11 @@ const FIRST_OPTIONS: usize = 32;
 const MOST_OPTIONS: usize = 4096;
 
 thread_local! {
-    /// The text and number of this thread's last error.
-    static LAST: RefCell<(Cow<'static, CStr>, c_int)> = const { RefCell::new((Cow::Borrowed(c""), 0)) };
+    /// The text of this thread's last error. It goes before the program's exit handlers and the destructors of static objects run, which may
+    /// call us: they do without it.
+    static LAST: RefCell<Cow<'static, CStr>> = const { RefCell::new(Cow::Borrowed(c"")) };
+    /// Its number, which stays as long as the thread.
+    static LAST_NUMBER: Cell<c_int> = const { Cell::new(0) };
 }
 
 /// What is behind a fastpath_t: the library's.
@@ -168,7 +171,8 @@ fn fail(error: &Error) -> c_int {
         Error::Full => Cow::Borrowed(c"the space holds no more requests and completions; poll or reap first"),
         other => Cow::Owned(CString::new(other.to_string().replace('\0', " ")).unwrap_or_default()),
     };
-    LAST.with_borrow_mut(|last| *last = (text, errno));
+    LAST_NUMBER.set(errno);
+    let _ = LAST.try_with(|last| *last.borrow_mut() = text);
     -errno
 }
 
@@ -697,13 +701,13 @@ pub unsafe extern "C" fn fastpath_statistics(fp: *mut fastpath_t, statistics: *m
 #[unsafe(no_mangle)]
 pub extern "C" fn fastpath_error() -> *const c_char {
     // Stays where it is until this thread's next error: the string is replaced, never changed.
-    LAST.with_borrow(|last| last.0.as_ptr())
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or_else(|_| fastpath_strerror(LAST_NUMBER.get()))
 }
 
 /// This thread's last error as a positive number.
 #[unsafe(no_mangle)]
 pub extern "C" fn fastpath_error_number() -> c_int {
-    LAST.with_borrow(|last| last.1)
+    LAST_NUMBER.get()
 }
 
 /// What an error number means here; `error` may be negative.

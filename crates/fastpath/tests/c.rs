@@ -147,6 +147,17 @@ fn signals_do_not_end_the_wait_for_the_daemon() {
     assert_eq!(output.status.code(), Some(42), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Without a daemon: each call is an error.
+#[test]
+fn errors_are_told_while_a_thread_ends_and_while_the_program_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("client");
+    compile(&program, false);
+    let mut command = Command::new(&program);
+    command.arg("end").env("MILLRACE_RUN_DIR", dir.path());
+    must_succeed(command);
+}
+
 #[test]
 fn a_program_in_c_asks_an_engine() {
     let mut daemon = Daemon::start_with(&["--engine=fvm-soft"]);

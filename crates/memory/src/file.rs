@@ -18,7 +18,6 @@ use std::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering, fence},
     },
-    thread,
     time::Instant,
 };
 
@@ -27,7 +26,7 @@ use rustix::fs::SeekFrom;
 use crate::{
     Mapping, PAGE_SIZE, Segment, SegmentCursor, Target,
     guard::{GuardedMapping, Poison},
-    huge::{self, Collapse, EXTENT, Settled},
+    huge::{self, Collapse, EXTENT, Settled, Stepped},
 };
 
 /// A file of so many bytes stays in a processor's caches for the most part.
@@ -225,16 +224,14 @@ impl FileMap {
 }
 
 impl Collapse for FileMap {
-    /// Of a file that is opened all extents may be waiting: half of a core at most is used for them.
-    fn collapse(self: Arc<Self>) -> usize {
-        self.settled.collapse(&self.held, |offset| {
-            if Arc::strong_count(&self) == 1 || self.poison.is_set() {
-                return true;
-            }
-            let began = Instant::now();
-            let settled = self.mapping.collapse(offset);
-            thread::sleep(began.elapsed());
-            settled
-        })
+    /// Of a file that is opened all extents may be waiting: half of a core at most is used for them. What is swapped out is left where it is.
+    fn step(&self, from: usize) -> Option<Stepped> {
+        let began = Instant::now();
+        let is_whole =
+            |offset| self.mapping.resident(offset, EXTENT as usize).is_ok_and(|pages| pages as u64 == EXTENT / PAGE_SIZE);
+        let stepped = self
+            .settled
+            .step(&self.held, from, |offset| self.poison.is_set() || is_whole(offset) && self.mapping.collapse(offset));
+        stepped.map(|stepped| Stepped { rest: began.elapsed(), ..stepped })
     }
 }

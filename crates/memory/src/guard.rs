@@ -40,7 +40,7 @@ struct Slot {
     /// Address after the last byte; 0 while the slot is free.
     end: AtomicUsize,
     poison: AtomicPtr<AtomicBool>,
-    /// No segment of it goes anywhere: [`with_region`] does not find it.
+    /// No segment of it goes anywhere, or no device may keep it mapped: [`with_region`] does not find it.
     hidden: AtomicBool,
     /// Times that other memory has taken the mapping's place; 0 while that has its own.
     replaced: AtomicUsize,
@@ -117,7 +117,7 @@ impl Region {
 static IN_USE: RwLock<()> = RwLock::new(());
 
 /// Does something with the region that holds an address, which stays mapped meanwhile; `None`, and nothing, for memory that is nobody
-/// else's.
+/// else's, and for such that [must not be pinned](crate::GuestMemory::unpinned).
 pub fn with_region<R>(addr: usize, use_it: impl FnOnce(&Region) -> R) -> Option<R> {
     let _stays = IN_USE.read().unwrap_or_else(PoisonError::into_inner);
     let slots = &TABLE[..USED.load(Ordering::Relaxed).min(SLOTS)];
@@ -186,8 +186,8 @@ impl GuardedMapping {
         Self::with(mapping, poison, Some(share), false)
     }
 
-    /// The same for one of which nobody is given a segment: nobody uses it as a region, and it goes without waiting for those
-    /// who use others.
+    /// The same for one of which nobody is given a segment, or whose pages may be others at any time: nobody uses it as a region, and it
+    /// goes without waiting for those who use others.
     pub(crate) fn hidden(mapping: Mapping, poison: &Poison, share: Share) -> io::Result<Self> {
         Self::with(mapping, poison, Some(share), true)
     }

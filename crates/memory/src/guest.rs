@@ -220,6 +220,8 @@ pub struct GuestMemory {
     /// Unmapped by the guest but possibly still under a request in flight.
     retired: Vec<Arc<guard::GuardedMapping>>,
     poison: guard::Poison,
+    /// Devices may keep what is mapped: its pages stay the same ones.
+    pinnable: bool,
     /// Pages that were translated for writing, while somebody wants to know. The translations that are kept do not allow
     /// writing meanwhile: all that write come by the table, and there alone is looked whether there is a log.
     written: Option<WriteLog>,
@@ -256,8 +258,17 @@ impl GuestMemory {
             tlb: Tlb::new(),
             retired: Vec::new(),
             poison: guard::Poison::new(),
+            pinnable: true,
             written: None,
         }
+    }
+
+    /// The same, of a guest that may give pages back, as to a balloon: its owner takes them out of the file, and the guest gets others in their
+    /// place. Who maps them anew with each access sees those. A physical device goes on with the ones that it knows, so that it is to know none:
+    /// [`guard::with_region`] finds no region of this memory.
+    pub fn unpinned(mut self) -> Self {
+        self.pinnable = false;
+        self
     }
 
     /// Makes `size` bytes at `addr` reachable. With `backing`, the file's bytes from its offset on are mapped; without, the
@@ -369,7 +380,10 @@ impl GuestMemory {
         let backing = match backing {
             Some((fd, offset)) => Some(map_file(
                 |bytes| self.account.take(bytes, again),
-                |mapping, share| guard::GuardedMapping::shared(mapping, &self.poison, share),
+                |mapping, share| {
+                    let guard = if self.pinnable { guard::GuardedMapping::shared } else { guard::GuardedMapping::hidden };
+                    guard(mapping, &self.poison, share)
+                },
                 addr,
                 in_file,
                 protection.write,

@@ -29,6 +29,8 @@ const SOON: Duration = Duration::from_millis(100);
 const LAST: Duration = Duration::from_secs(60);
 /// Looking takes at most one part in so many of a core.
 const SHARE: u32 = 20;
+/// Extents of one that get their pages before others have their turn.
+const TURN: usize = 64;
 
 static WATCHED: Mutex<Vec<Weak<dyn Collapse>>> = Mutex::new(Vec::new());
 static THREAD: OnceLock<Option<Thread>> = OnceLock::new();
@@ -37,9 +39,18 @@ static WRITTEN: AtomicBool = AtomicBool::new(false);
 
 /// What gets huge pages by and by.
 pub(crate) trait Collapse: Send + Sync {
-    /// Puts huge pages in the place of small ones where that is wanted, as long as anybody else has this. Returns how many extents are to be
-    /// looked at again.
-    fn collapse(self: Arc<Self>) -> usize;
+    /// Puts a huge page in the place of small ones behind the next extent that wants one, from this one on; `None` where no more do.
+    fn step(&self, from: usize) -> Option<Stepped>;
+}
+
+/// What became of an extent.
+pub(crate) struct Stepped {
+    /// Where to go on.
+    pub(crate) next: usize,
+    /// Whether it need not be looked at again.
+    pub(crate) settled: bool,
+    /// How long nothing is to be done for the next one, as long as this one took.
+    pub(crate) rest: Duration,
 }
 
 /// The extents of a mapping that have their huge page, or cannot have one: a bit for each.
@@ -51,34 +62,36 @@ impl Settled {
         Self((0..words).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Extents of a word are not wanted any more: after that is recorded (`SeqCst`), see [`Self::collapse`].
+    /// Extents of a word are not wanted any more: after that is recorded (`SeqCst`), see [`Self::step`].
     pub(crate) fn forget(&self, word: usize, bits: u64) {
         if let Some(settled) = self.0.get(word) {
             settled.fetch_and(!bits, Ordering::SeqCst);
         }
     }
 
-    /// Puts a huge page behind each wanted extent that has none: `make` does, given the place in the mapping, and says whether that is settled.
-    /// Returns how many are not.
-    pub(crate) fn collapse(&self, wanted: &[AtomicU64], mut make: impl FnMut(usize) -> bool) -> usize {
-        let mut again = 0;
-        for (at, (wanted, settled)) in wanted.iter().zip(&self.0).enumerate() {
-            let mut new = wanted.load(Ordering::Relaxed) & !settled.load(Ordering::Relaxed);
-            while new != 0 {
-                let offset = (at * 64 + new.trailing_zeros() as usize) * EXTENT as usize;
-                let bit = new & new.wrapping_neg();
-                new &= !bit;
-                // The race is with who clears the one bit, then the other (`forget`): in the one order of all four (SeqCst), either this
-                // finds the extent forgotten, or what is set here is cleared there.
-                settled.fetch_or(bit, Ordering::SeqCst);
-                let is_wanted = wanted.load(Ordering::SeqCst) & bit != 0;
-                if !is_wanted || !make(offset) {
-                    settled.fetch_and(!bit, Ordering::Relaxed);
-                    again += usize::from(is_wanted);
-                }
+    /// See [`Collapse::step`]: `make` is given the extent's place in the mapping, and says whether it is settled.
+    pub(crate) fn step(&self, wanted: &[AtomicU64], from: usize, make: impl FnOnce(usize) -> bool) -> Option<Stepped> {
+        let mut from = from;
+        while let (Some(wanted), Some(settled)) = (wanted.get(from / 64), self.0.get(from / 64)) {
+            let new = wanted.load(Ordering::Relaxed) & !settled.load(Ordering::Relaxed) & u64::MAX << (from % 64);
+            if new == 0 {
+                from = (from / 64 + 1) * 64;
+                continue;
             }
+            let extent = from / 64 * 64 + new.trailing_zeros() as usize;
+            let bit = 1 << (extent % 64);
+            from = extent + 1;
+            // The race is with who clears the one bit, then the other (`forget`): in the one order of all four (SeqCst), either this finds the
+            // extent forgotten, or what is set here is cleared there.
+            settled.fetch_or(bit, Ordering::SeqCst);
+            let is_wanted = wanted.load(Ordering::SeqCst) & bit != 0;
+            let is_settled = is_wanted && make(extent * EXTENT as usize);
+            if !is_settled {
+                settled.fetch_and(!bit, Ordering::Relaxed);
+            }
+            return Some(Stepped { next: from, settled: is_settled || !is_wanted, rest: Duration::ZERO });
         }
-        again
+        None
     }
 }
 
@@ -119,25 +132,54 @@ fn run() {
         }
         if WRITTEN.load(Ordering::Relaxed) {
             pause = None;
-            thread::sleep(SOON.max(took * SHARE));
+            thread::sleep(SOON.max(took * SHARE).min(LAST));
             // Whoever sets it after this wakes the thread once more.
             WRITTEN.store(false, Ordering::Relaxed);
         }
-        let began = Instant::now();
-        let unfilled = look();
-        took = began.elapsed();
-        let next = pause.map_or(SOON, |pause| pause * 2).max(took * SHARE);
-        pause = Some(next).filter(|next| unfilled > 0 && *next < LAST);
+        let looked = look();
+        took = looked.took;
+        let next = pause.map_or(SOON, |pause| (pause * 2).max(SOON)).max(took * SHARE);
+        pause = if looked.more { Some(Duration::ZERO) } else { Some(next).filter(|next| looked.again > 0 && *next < LAST) };
     }
 }
 
-/// Looks at everything; returns the number of extents that are to be looked at again.
-fn look() -> usize {
+/// What a look has found.
+#[derive(Default)]
+struct Looked {
+    /// Extents that are to be looked at again.
+    again: usize,
+    /// There are more that were not looked at, so that others have their turn.
+    more: bool,
+    /// How long it took, but for what [rests](Stepped::rest) by itself.
+    took: Duration,
+}
+
+/// Looks at everything that is watched, and keeps none of it from going for longer than one extent takes.
+fn look() -> Looked {
     let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
     watched.retain(|watched| watched.strong_count() > 0);
     let present = watched.clone();
     drop(watched);
-    present.iter().filter_map(Weak::upgrade).map(Collapse::collapse).sum()
+    let began = Instant::now();
+    let (mut looked, mut rested) = (Looked::default(), Duration::ZERO);
+    for watched in present {
+        let (mut from, mut settled) = (0, 0);
+        while let Some(Stepped { next, settled: is_settled, rest }) =
+            watched.upgrade().and_then(|watched| watched.step(from))
+        {
+            thread::sleep(rest);
+            rested += 2 * rest;
+            from = next;
+            looked.again += usize::from(!is_settled);
+            settled += usize::from(is_settled);
+            if settled == TURN {
+                looked.more = true;
+                break;
+            }
+        }
+    }
+    looked.took = began.elapsed().saturating_sub(rested);
+    looked
 }
 
 #[cfg(test)]

@@ -14,8 +14,9 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-use crate::{Access, Mapping, PAGE_SIZE, Reach, Segment, SegmentCursor, Target,
-    huge::{self, Collapse, EXTENT, Settled},
+use crate::{
+    Access, Mapping, PAGE_SIZE, Reach, Segment, SegmentCursor, Target,
+    huge::{self, Collapse, EXTENT, Settled, Stepped},
 };
 
 /// Chunks a store may consist of. Each one that is added at least doubles the store, so that these suffice for 64 bits.
@@ -182,8 +183,8 @@ impl Chunk {
 
 impl Collapse for Chunk {
     /// Where an extent was written for the most part: one that was not would take memory that nobody needs.
-    fn collapse(self: Arc<Self>) -> usize {
-        self.settled.collapse(&self.touched, |offset| match self.mapping.resident(offset, EXTENT as usize) {
+    fn step(&self, from: usize) -> Option<Stepped> {
+        self.settled.step(&self.touched, from, |offset| match self.mapping.resident(offset, EXTENT as usize) {
             Ok(pages) => pages as u64 >= EXTENT / PAGE_SIZE / 2 && huge::make(&self.mapping, offset),
             Err(_) => true,
         })

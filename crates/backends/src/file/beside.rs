@@ -16,12 +16,29 @@ use super::{FileVolume, open::Kind};
 /// Local file systems that cannot share blocks between files: ext2 to ext4, F2FS, tmpfs.
 const MOVING: [FsWord; 3] = [libc::EXT4_SUPER_MAGIC, libc::F2FS_SUPER_MAGIC, libc::TMPFS_MAGIC];
 
+/// How much of a volume of so many bytes a file holds. FUSE, 9p and CIFS show what their server says, and that may be no blocks for a file full
+/// of data: that there are none counts only if none are found either (`first_data`).
+fn allocated(blocks: u64, first_data: impl FnOnce() -> rustix::io::Result<u64>, bytes: u64) -> u64 {
+    if blocks == 0 && first_data() != Err(Errno::NXIO) { bytes } else { blocks.saturating_mul(512) }
+}
+
 /// Whether a file system of this kind may copy without moving the data: by sharing blocks, or at a server.
 fn may_share(kind: FsWord) -> bool {
     !MOVING.contains(&kind)
 }
 
 impl FileVolume {
+    pub(super) fn allocated(&self) -> u64 {
+        let bytes = self.shape.bytes();
+        match (self.kind, rustix::fs::fstat(&self.fd)) {
+            (Kind::Regular, Ok(stat)) => {
+                let first_data = || rustix::fs::seek(&self.fd, SeekFrom::Data(0));
+                allocated(u64::try_from(stat.st_blocks).unwrap_or(0), first_data, bytes)
+            }
+            _ => bytes,
+        }
+    }
+
     pub(super) fn extent_at(&self, lba: Lba) -> Option<Extent> {
         let (block_size, blocks) = self.shape.get();
         if self.kind != Kind::Regular || lba.0 >= blocks.0 {
@@ -72,7 +89,17 @@ impl PlainFile for FileVolume {
 
 #[cfg(test)]
 mod tests {
-    use super::may_share;
+    use super::*;
+
+    #[test]
+    fn a_file_without_blocks_is_empty_only_where_no_data_are_found() {
+        let bytes = 1 << 20;
+        assert_eq!(allocated(0, || Ok(0), bytes), bytes);
+        assert_eq!(allocated(0, || Ok(4096), bytes), bytes);
+        assert_eq!(allocated(0, || Err(Errno::INVAL), bytes), bytes, "it cannot be told");
+        assert_eq!(allocated(0, || Err(Errno::NXIO), bytes), 0);
+        assert_eq!(allocated(8, || unreachable!("it need not be asked"), bytes), 4096);
+    }
 
     #[test]
     fn the_system_is_asked_to_copy_where_it_need_not_move_the_data() {

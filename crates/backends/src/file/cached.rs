@@ -4,6 +4,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use millrace_memory::PAGE_SIZE;
+
+/// Whether a range with these edges cuts a page, or a block of the file system's, which it zeroes in the page cache then. XFS's blocks may be
+/// larger than pages, and its realtime extents any number of blocks. Of who tells too large a block, one flush more is wanted.
+pub(super) fn cuts(edges: [u64; 2], block: u64) -> bool {
+    edges.iter().any(|edge| !edge.is_multiple_of(PAGE_SIZE) || !edge.is_multiple_of(block.max(1)))
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Cached {
@@ -61,6 +69,27 @@ impl Cached {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_range_may_cut_blocks_that_are_larger_than_pages() {
+        for (edges, block, expected) in [
+            ([4096, 8192], 4096, false),
+            ([4096, 8704], 4096, true),
+            ([512, 8192], 512, true),
+            ([4096, 8192], 512, false),
+            // A punch of one page in a block of four.
+            ([4096, 8192], 16384, true),
+            ([16384, 49152], 16384, false),
+            // Three blocks make an extent: no bits say whether it is cut.
+            ([4096, 12288], 12288, true),
+            ([12288, 36864], 12288, false),
+            // Of a size that makes no sense, and of one that is not told.
+            ([5000, 10000], 5000, true),
+            ([4096, 8192], 0, false),
+        ] {
+            assert_eq!(cuts(edges, block), expected, "{edges:?} of {block}");
+        }
+    }
 
     #[test]
     fn a_flush_makes_durable_what_had_ended_when_it_began() {

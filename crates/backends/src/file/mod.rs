@@ -5,7 +5,7 @@
 //!                  │                 segments aligned (or page cache in use) ─► transfer: straight to and from the segments
 //!                  │                 else ───────────────────────────────────► bounced: piece by piece, aligned buffer
 //!                  ├─► zeroes, deallocate ─► erase: fallocate, else zeroes are written
-//!                  ├─► flush ─► sync: fdatasync
+//!                  ├─► flush, and a durable write while the page cache has anything ─► sync: fdatasync
 //!                  ├─► compare ─► by reading into a buffer
 //!                  └─► copy ─► by the system, where blocks can be shared, else through a buffer: `copy.rs`
 //! ```
@@ -16,7 +16,8 @@
 //! refuses I/O all the same, the volume falls back to the page cache for good.
 //!
 //! A flush that has failed has lost data: the system tells of an error once and forgets the pages that it could not write. So
-//! every later flush of the volume fails as well, until it is opened anew; and flushes go to the system one at a time (`flushes.rs`).
+//! every later flush of the volume fails as well, until it is opened anew; and flushes go to the system one at a time (`flushes.rs`). A durable
+//! write would be told of what others have lost, too: where these may have lost anything, it is a plain write and then a flush.
 
 mod beside;
 mod cached;
@@ -46,7 +47,7 @@ use rustix::{
 
 pub use self::open::FileOptions;
 use self::{
-    cached::{Cached, Putting},
+    cached::{Cached, Putting, cuts},
     copy::Sharing,
     flushes::Flushes,
     open::{Alignment, Context, Kind, length},
@@ -67,6 +68,8 @@ pub struct FileVolume {
     read_only: bool,
     shape: Shape,
     alignment: Option<Alignment>,
+    /// Bytes of the file system's blocks.
+    block: u64,
     /// The descriptor is in direct mode, so that I/O must be aligned.
     direct: AtomicBool,
     cached: Cached,
@@ -105,6 +108,7 @@ impl FileVolume {
             read_only: options.read_only,
             shape: Shape::new(options.block_size, opened.bytes),
             alignment: opened.alignment,
+            block: opened.block,
             direct: AtomicBool::new(false),
             cached: Cached::default(),
             can_punch: AtomicBool::new(opened.can_punch),
@@ -165,9 +169,8 @@ impl FileVolume {
 
     /// A range with these edges is about to be zeroed: of the file system's blocks that it cuts, a part is, and in the page cache. Block
     /// devices are zeroed on the disk.
-    fn note_zeroed(&self, edges: u64) -> Option<Putting<'_>> {
-        let cuts = self.kind == Kind::Regular && !edges.is_multiple_of(PAGE_SIZE);
-        cuts.then(|| self.cached.begin())
+    fn note_zeroed(&self, edges: [u64; 2]) -> Option<Putting<'_>> {
+        (self.kind == Kind::Regular && cuts(edges, self.block)).then(|| self.cached.begin())
     }
 
     /// Bypasses the page cache if blocks of this size allow it.
@@ -192,18 +195,28 @@ impl FileVolume {
         }
     }
 
-    /// Makes durable what was done beside the data path. The system tells of what it has lost once, and here as in a flush.
+    /// Makes durable what was done beside the data path. The system tells of what it has lost once, and here as in a flush: so it has its turn
+    /// among those.
     fn sync_beside(&self) -> rustix::io::Result<()> {
+        let turn = self.flushes.wait_beside().inspect_err(|errno| {
+            tracing::warn!(
+                volume = self.name, path = %self.path.display(), %errno,
+                "a flush under way does not end; see whether the disk answers"
+            );
+        })?;
+        let Some(turn) = turn else { return Ok(()) };
         let covered = self.cached.covered();
+        // What was lost is known before the turn is given on.
         rustix::fs::fdatasync(&self.fd).inspect_err(|errno| self.lost.store(errno.raw_os_error(), Ordering::Relaxed))?;
         self.cached.made_durable(covered);
+        turn.done();
         Ok(())
     }
 
     /// Moves the file's end, not yet durably.
     fn move_end(&self, before: u64, after: u64) -> rustix::io::Result<()> {
         self.forget(before.min(after), u64::MAX);
-        let _putting = self.note_zeroed(before | after);
+        let _putting = self.note_zeroed([before, after]);
         if after > before {
             // What lies past the old end is not the volume's: a write in flight during an earlier shrink may have put it there.
             rustix::fs::ftruncate(&self.fd, before)?;
@@ -357,11 +370,7 @@ impl Volume for FileVolume {
     }
 
     fn usage(&self) -> Usage {
-        let allocated = match (self.kind, rustix::fs::fstat(&self.fd)) {
-            (Kind::Regular, Ok(stat)) => u64::try_from(stat.st_blocks).unwrap_or(0) * 512,
-            _ => self.shape.bytes(),
-        };
-        Usage { allocated }
+        Usage { allocated: self.allocated() }
     }
 
     fn extent(&self, lba: Lba) -> Option<Extent> {

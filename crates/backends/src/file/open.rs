@@ -53,6 +53,8 @@ pub(super) struct Opened {
     pub(super) alignment: Option<Alignment>,
     /// Whether holes can be punched.
     pub(super) can_punch: bool,
+    /// Bytes of the file system's blocks.
+    pub(super) block: u64,
 }
 
 /// Names the volume and its path in errors.
@@ -139,7 +141,8 @@ fn examine(context: &Context<'_>, options: &FileOptions, fd: OwnedFd) -> Result<
             Kind::Regular => punches(&fd, bytes),
             Kind::Device => device_erases(&stat),
         };
-    Ok(Opened { fd, kind, bytes, alignment, can_punch })
+    let block = u64::try_from(stat.st_blksize).unwrap_or(0);
+    Ok(Opened { fd, kind, bytes, alignment, can_punch, block })
 }
 
 /// The volume's size, and what makes no whole block; lengthens a file that is too short.

@@ -5,7 +5,7 @@ use std::{slice, sync::atomic::Ordering, time::Duration};
 use millrace_block::{BlockError, ByteOffset, IoOperation, Operation, Request, TaskContext};
 use millrace_memory::{BUFFER_SIZE, Segment, SegmentCursor};
 
-use super::{FileVolume, Kind};
+use super::{FileVolume, Kind, length};
 
 /// Segments the system takes at once (`UIO_MAXIOV`).
 const MAX_SEGMENTS: usize = 1024;
@@ -67,17 +67,30 @@ impl FileVolume {
         (request.lba.0 << shift, request.count.0 << shift)
     }
 
+    /// Which way a request's data move, and whether a flush follows. The system tells a durable write, as it does a flush, of what became of
+    /// others: where that may be anything, the write is a plain one, which is told of itself alone, and the flush has its turn.
+    fn way_of(&self, operation: Operation) -> (Direction, bool) {
+        match Direction::of(operation) {
+            Direction::Write { fua: true } if !self.is_direct() || self.cached.held_any(self.cached.durable()) => {
+                (Direction::Write { fua: false }, true)
+            }
+            direction => (direction, false),
+        }
+    }
+
     /// A read or write of memory that the system takes as it is.
     pub(super) async fn transfer(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
         let (offset, _) = self.offset_of(&request);
-        self.move_all(cx, Direction::of(request.operation), offset, request.segments).await
+        let (direction, flushes) = self.way_of(request.operation);
+        self.move_all(cx, direction, offset, request.segments).await?;
+        if flushes { self.sync(cx, request).await } else { Ok(()) }
     }
 
     /// A read or write by way of an aligned buffer.
     pub(super) async fn bounced(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
         let (offset, len) = self.offset_of(&request);
-        let direction = Direction::of(request.operation);
         let buffer = cx.buffers.take().await;
+        let (direction, flushes) = self.way_of(request.operation);
         let mut place = SegmentCursor::new(request.segments);
         let mut done = 0;
         while done < len {
@@ -91,7 +104,9 @@ impl FileVolume {
             }
             done += piece[0].len() as u64;
         }
-        Ok(())
+        // A flush may take long, and others may want the buffer.
+        drop(buffer);
+        if flushes { self.sync(cx, request).await } else { Ok(()) }
     }
 
     /// Moves all of the segments' bytes, however few the system moves at once. What lies past a file's end is read as zeroes.
@@ -145,7 +160,7 @@ impl FileVolume {
                         if matches!(direction, Direction::Write { fua: true }) {
                             self.note_told(-result, durable);
                         }
-                        return Err(self.failed(direction.what(), at, -result, direction.error(-result)));
+                        return Err(self.move_failed(direction, at, -result));
                     }
                 }
             }
@@ -156,17 +171,25 @@ impl FileVolume {
         Ok(())
     }
 
-    /// A durable write has failed: it may have been told of what other writes left in the page cache, and the next flush will not be.
-    /// `durable`: how much of that was as the write began.
+    /// The error of a read or write that the system failed.
+    #[cold]
+    fn move_failed(&self, direction: Direction, at: u64, errno: i32) -> BlockError {
+        // Past its end a device says of a write that there is no room; one that was pulled has none at all.
+        let full = matches!(direction, Direction::Write { .. }) && errno == libc::ENOSPC && self.kind == Kind::Device;
+        if full && length(&self.fd).is_ok_and(|length| at >= length) {
+            let what = "write where the device ends by now, smaller than it was or gone";
+            return self.failed(what, at, libc::ENODEV, BlockError::WriteFault { errno: libc::ENODEV });
+        }
+        self.failed(direction.what(), at, errno, direction.error(errno))
+    }
+
+    /// A durable write has failed: it may have been told of what came into the page cache while it was under way, and the next flush will not
+    /// be. What was there before is not asked for so: see `way_of`. `durable`: how much of that was as the write began.
     #[cold]
     fn note_told(&self, errno: i32, durable: u64) {
-        let may_be = match errno {
-            // Memory that a client took away, of which no disk tells. It must not cost others that have the file.
-            libc::EFAULT => false,
-            // With direct I/O as good as always the write's own, but where something else was put in the page cache.
-            errno => !self.is_direct() || (errno == libc::EIO && self.cached.held_any(durable)),
-        };
-        if may_be {
+        // Memory that a client took away, of which no disk tells, must not cost others that have the file. A disk tells of what it has lost
+        // with many numbers, all of which may be the write's own as well.
+        if errno != libc::EFAULT && (!self.is_direct() || self.cached.held_any(durable)) {
             self.lost.store(errno, Ordering::Relaxed);
         }
     }
@@ -216,7 +239,7 @@ impl FileVolume {
         ];
         let (offset, len) = self.offset_of(&request);
         self.forget(offset, len);
-        let putting = self.note_zeroed(offset | len);
+        let putting = self.note_zeroed([offset, offset + len]);
         let mut erased = false;
         for (wanted, able, mode) in ways {
             if wanted && !erased && able.load(Ordering::Relaxed) {

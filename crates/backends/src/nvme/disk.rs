@@ -22,9 +22,10 @@ use millrace_driver::{
 use millrace_memory::guard;
 
 use super::{
-    lane::{BOUNCE, BOUNCES, ENTRIES, Lane, Waits},
+    lane::{BOUNCE, BOUNCES, ENTRIES, Lane, STRANGE, Waits},
     table::{self, Mapper, Table},
 };
+use crate::log::LogLimit;
 
 /// The most bytes of one command.
 pub(super) const TRANSFER: usize = 1 << 20;
@@ -36,6 +37,8 @@ const LOOK: Duration = Duration::from_millis(100);
 const SUCCESSION: Duration = Duration::from_secs(5);
 /// Times that a reset is tried.
 const RESETS: u32 = 3;
+/// How long after a reset for completions that cannot be a controller is given up when it goes on with them.
+const RELAPSE: Duration = Duration::from_secs(60);
 
 const UP: u8 = 0;
 const RESETTING: u8 = 1;
@@ -88,6 +91,12 @@ pub(super) struct Disk {
     /// Its resets so far.
     resets: AtomicUsize,
     told_gone: AtomicBool,
+    /// When it was last reset for completions that cannot be.
+    strange: Mutex<Option<Instant>>,
+    /// What went wrong with its queues and was not told yet: how often, and the last of it.
+    untold: Mutex<Option<(u64, QueueError)>>,
+    /// How often that is told.
+    log_limit: LogLimit,
 }
 
 /// An error and its causes in one line.
@@ -105,6 +114,16 @@ pub(super) fn chain(error: &dyn Error) -> String {
 
 fn refused(volume: &str, error: &dyn Error) -> VolumeError {
     VolumeError::Refused { volume: volume.to_owned(), why: chain(error) }
+}
+
+/// What went wrong with queues: how often, and the last of it. What is not told yet is told with what is new of lanes and the admin queue.
+pub(super) fn sum(
+    untold: Option<(u64, QueueError)>,
+    lanes: impl Iterator<Item = (u64, QueueError)>,
+    admin: &mut QueuePair,
+) -> Option<(u64, QueueError)> {
+    let all = untold.into_iter().chain(lanes).chain(admin.take_passed_over());
+    all.reduce(|(sum, _), (times, last)| (sum + times, last))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -187,6 +206,9 @@ impl Disk {
             aborts: AtomicUsize::new(0),
             resets: AtomicUsize::new(0),
             told_gone: AtomicBool::new(false),
+            strange: Mutex::default(),
+            untold: Mutex::default(),
+            log_limit: LogLimit::default(),
         });
         disk.spawn_threads(words, asked)?;
         Ok(disk)
@@ -361,10 +383,15 @@ impl Disk {
             tracing::error!(address = %self.address, "the controller is gone: {}", chain(&error));
             return self.give_up(control.take());
         }
+        let strange = self.tell_troubles(controller);
+        if strange.is_some() && lock(&self.strange).replace(Instant::now()).is_some_and(|reset| reset.elapsed() < RELAPSE) {
+            tracing::error!(address = %self.address, "the controller goes on completing commands that it does not have");
+            return self.give_up(control.take());
+        }
         let ill = match controller.status() {
             Ok(csts) if csts.into_bits() == u32::MAX => Some("its registers cannot be read".to_owned()),
             Ok(csts) if csts.cfs() => Some("it reports a fatal error".to_owned()),
-            Ok(_) => self.end_overdue(controller).or_else(|| self.follow_namespaces(controller)),
+            Ok(_) => strange.or_else(|| self.end_overdue(controller)).or_else(|| self.follow_namespaces(controller)),
             Err(error) => Some(chain(&error)),
         };
         if let Some(why) = ill {
@@ -374,6 +401,21 @@ impl Disk {
             self.reset(&mut control);
         }
         self.lanes.iter().for_each(Lane::nudge);
+    }
+
+    /// Tells of what went wrong with queues; why the controller is to be reset, when too many of its completions cannot be: others may be as
+    /// wrong, and not be seen to be.
+    fn tell_troubles(&self, controller: &mut Controller) -> Option<String> {
+        let mut untold = lock(&self.untold);
+        *untold = sum(untold.take(), self.lanes.iter().filter_map(Lane::troubles), controller.admin_queue());
+        if untold.is_some()
+            && self.log_limit.admit().is_some()
+            && let Some((times, error)) = untold.take()
+        {
+            tracing::warn!(address = %self.address, times, "queues have trouble, this is the last: {}", chain(&error));
+        }
+        let is_strange = self.lanes.iter().any(Lane::is_strange);
+        is_strange.then(|| format!("it has completed {STRANGE} commands on one queue that it does not have"))
     }
 
     /// Has commands aborted that take too long, one after the other, as every controller takes it; why it is to be reset, when that does

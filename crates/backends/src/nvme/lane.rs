@@ -33,10 +33,14 @@ pub(super) const BOUNCE: usize = 64 << 10;
 pub(super) const BOUNCES: usize = 32;
 /// How long a queue in which nothing completes is looked at without a break.
 const SPIN: Duration = Duration::from_micros(100);
-/// How often a miss asks for memory to be mapped.
+/// How often a miss asks for memory to be mapped, at first; half as often each time that nothing came of it.
 const ASK: Duration = Duration::from_millis(5);
+/// And in the end: what must not be pinned is never mapped, and missed by every request.
+const SELDOM: Duration = Duration::from_secs(1);
 /// Sleeps in a row that found something and were not ended by its interrupt, until interrupts are given up.
 const UNHEARD: u32 = 3;
+/// Completions that cannot be on one queue, until its controller is not believed any more.
+pub(super) const STRANGE: u64 = 1000;
 
 /// Where a command's data are.
 pub(super) enum Data<'a> {
@@ -118,6 +122,52 @@ struct Slot {
     status: Option<Status>,
 }
 
+/// What goes wrong with a queue itself. It is noted, and the watch tells of it: a controller may do it all the time, and who writes lines
+/// meanwhile holds up every device of its shard.
+#[derive(Default)]
+struct Troubles {
+    /// Since the watch has asked, and the last of them.
+    new: u64,
+    last: Option<QueueError>,
+    /// Completions that cannot be, on this queue.
+    strange: u64,
+}
+
+impl Troubles {
+    fn note(&mut self, error: QueueError) {
+        self.new += 1;
+        self.strange += u64::from(matches!(error, QueueError::BadCompletion { .. }));
+        self.last = Some(error);
+    }
+}
+
+/// When misses ask for memory to be mapped.
+#[derive(Debug, Default)]
+struct Asking {
+    /// When one did last, and how long none does from then on.
+    last: Option<(Instant, Duration)>,
+}
+
+impl Asking {
+    /// Whether a miss asks now.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let pause = match self.last {
+            Some((asked, pause)) if now.saturating_duration_since(asked) < pause => return false,
+            Some((_, pause)) => (2 * pause).min(SELDOM),
+            None => ASK,
+        };
+        self.last = Some((now, pause));
+        true
+    }
+
+    /// The table has changed: so may what is missed.
+    fn hurry(&mut self) {
+        if let Some((_, pause)) = &mut self.last {
+            *pause = ASK;
+        }
+    }
+}
+
 struct State {
     /// `None` while the controller is reset, and for good when it is gone.
     pair: Option<QueuePair>,
@@ -153,11 +203,12 @@ struct State {
     progress: Instant,
     /// Mapped memory, as the table had it at that generation.
     entries: Entries,
-    asked: Option<Instant>,
+    asking: Asking,
     /// Bytes moved directly, and by way of buffers.
     moved: (u64, u64),
     /// Commands that were begun.
     commands: u64,
+    troubles: Troubles,
 }
 
 /// See the module.
@@ -216,9 +267,10 @@ impl Lane {
             free: (0..buffers.len()).rev().collect(),
             progress: Instant::now(),
             entries: Entries::default(),
-            asked: None,
+            asking: Asking::default(),
             moved: (0, 0),
             commands: 0,
+            troubles: Troubles::default(),
         };
         Ok(Self { state: Mutex::new(state), buffers, exclusive })
     }
@@ -239,6 +291,18 @@ impl Lane {
 
     pub(super) fn waits(&self) -> Waits {
         self.state().waits
+    }
+
+    /// How often something went wrong with the queue since the last call, and what did last; `None`: nothing did.
+    pub(super) fn troubles(&self) -> Option<(u64, QueueError)> {
+        let mut state = self.state();
+        let last = state.troubles.last.take()?;
+        Some((std::mem::take(&mut state.troubles.new), last))
+    }
+
+    /// Whether the controller has completed too many commands that it does not have.
+    pub(super) fn is_strange(&self) -> bool {
+        self.state().troubles.strange >= STRANGE
     }
 
     /// Has a task that sleeps look: were its interrupt lost, it would sleep for ever.
@@ -292,6 +356,7 @@ impl Lane {
         pair.mask_interrupt();
         assert!(pair.capacity() <= state.owners.len(), "the new queue is no larger");
         state.progress = Instant::now();
+        state.troubles.strange = 0;
         state.pair = Some(pair);
     }
 
@@ -299,7 +364,9 @@ impl Lane {
     pub(super) fn direct(&self, table: &Table, place: &SegmentCursor<'_>, most: usize, unit: usize) -> Reach {
         let mut guard = self.state();
         let state = &mut *guard;
-        state.entries.refresh(table);
+        if state.entries.refresh(table) {
+            state.asking.hurry();
+        }
         let mut survey = Survey::new(state.pair.as_ref().and_then(QueuePair::sgl));
         let (mut place, mut miss) = (place.clone(), None);
         while let Some(run) = place.next_run(most - survey.seen) {
@@ -313,9 +380,8 @@ impl Lane {
             }
         }
         if let Some(address) = miss
-            && state.asked.is_none_or(|asked| asked.elapsed() >= ASK)
+            && state.asking.is_due(Instant::now())
         {
-            state.asked = Some(Instant::now());
             table.ask(address);
         }
         survey.reach(unit)
@@ -419,7 +485,7 @@ impl Lane {
         if let Err(error) = pair.ring() {
             // It lies in the queue, and the next one's ring would hand it over: it is in flight, and what it moves stays where it is. If
             // there is no other one, it is overdue some time.
-            tracing::warn!(queue = pair.id().0, %error, "the controller could not be told of a command");
+            state.troubles.note(error);
         }
         let slot = state.free_slots.pop().expect("a slot was free");
         state.commands += 1;
@@ -578,7 +644,7 @@ impl State {
     /// Takes what has completed, and wakes whose it is, all but `own`; whether there was any.
     fn drain(&mut self, own: Option<u16>) -> bool {
         let Some(pair) = &mut self.pair else { return false };
-        let (mut any, mut sleeps) = (false, false);
+        let (mut any, mut sleeps, mut strange) = (false, false, false);
         loop {
             match pair.next_completion() {
                 Ok(Some(cqe)) => {
@@ -596,16 +662,20 @@ impl State {
                 Ok(None) => break,
                 Err(error) => {
                     // What it meant is never told: time will show, and reset the controller.
-                    tracing::warn!(%error, "a completion that cannot be");
+                    self.troubles.note(error);
+                    strange = true;
                     break;
                 }
             }
         }
         if any {
             self.progress = Instant::now();
-            if let Err(error) = pair.ring() {
-                tracing::warn!(%error, "a doorbell cannot be rung");
-            }
+        }
+        // What cannot be takes room in the queue like any other.
+        if (any || strange)
+            && let Err(error) = pair.ring()
+        {
+            self.troubles.note(error);
         }
         if sleeps {
             // A controller that gathers interrupts may send none for what was taken before.

@@ -6,6 +6,7 @@
 //! ```
 //!
 //! Until a region is mapped, and where it cannot be, its data go by way of buffers. What could not be mapped is tried again, ever more seldom.
+//! What [must not be pinned](millrace_memory::GuestMemory::unpinned) is no region here, and never mapped.
 //!
 //! To map is to pin, and the kernel takes long over what is large: the thread does nothing else, and holds up who wants memory gone, or
 //! another disk's mapped, for no longer than a piece takes.
@@ -80,14 +81,16 @@ pub(super) struct Entries {
 }
 
 impl Entries {
-    /// Looks whether the table has changed.
+    /// Looks whether the table has changed; whether it had.
     #[inline]
-    pub(super) fn refresh(&mut self, table: &Table) {
+    pub(super) fn refresh(&mut self, table: &Table) -> bool {
         // Acquire: pairs with the release of a change. Memory that was unmapped and given away anew reaches a shard by way of
         // whoever mapped it, after the change: so a shard that has an address of the new memory sees that the old is gone.
-        if table.generation.load(Ordering::Acquire) != self.generation {
+        let changed = table.generation.load(Ordering::Acquire) != self.generation;
+        if changed {
             self.take(table);
         }
+        changed
     }
 
     #[cold]

@@ -56,7 +56,7 @@ fn a_block_device_conforms() {
 }
 
 #[test]
-fn what_a_block_device_has_lost_is_not_read_as_zeroes() {
+fn what_a_block_device_has_lost_is_neither_read_as_zeroes_nor_taken_for_full() {
     let directory = on_disk();
     let Some(device) = Loop::attach(directory.path(), 512) else { return };
     let volume = patiently("device", &options(&device.0, None, BlockSize::B512)).unwrap();
@@ -70,11 +70,21 @@ fn what_a_block_device_has_lost_is_not_read_as_zeroes() {
     assert!(resized.is_ok_and(|status| status.success()));
     bench.expect(0, &data);
     let fault = Err(BlockError::ReadFault { errno: libc::EIO });
+    let gone = Err(BlockError::WriteFault { errno: libc::ENODEV });
     // Beyond the new end, and across it; in memory that suits direct I/O and in memory that does not.
     for (lba, place) in [(SIZE / 512 - 8, 0), (SIZE / 1024 - 4, 0), (SIZE / 512 - 8, 1)] {
         let segment = bench.memory.segment(place, 4096);
         assert_eq!(bench.moving(Operation::Read, lba, &[segment]), fault, "{lba} {place}");
+        for fua in [false, true] {
+            assert_eq!(bench.moving(Operation::Write { fua }, lba, &[segment]), gone, "{lba} {place} {fua}");
+        }
     }
+    // A thin one that is full says the same where it does not end.
+    let volume = bench.volume.clone();
+    harness.io().foretell(-libc::ENOSPC);
+    let mut bench = Bench::new(&mut harness, volume, SEED);
+    let segment = bench.memory.segment(0, 4096);
+    assert_eq!(bench.moving(Operation::Write { fua: false }, 8, &[segment]), Err(BlockError::NoSpace));
 }
 
 /// It is zeroed on the disk, and not in the page cache: the write tells of itself alone.

@@ -241,25 +241,51 @@ fn a_flush_that_failed_is_not_made_good_by_the_next() {
 }
 
 #[test]
-fn a_durable_write_whose_memory_is_gone_fails_no_flush() {
+fn a_durable_write_by_way_of_the_page_cache_fails_flushes_only_by_what_others_lost() {
     let directory = in_memory();
     let mut harness = SyncHarness::new(SEED, false);
-    let eio = BlockError::WriteFault { errno: libc::EIO };
-    for (errno, error, is_lost) in [
-        // Its client took it away, and others may have the same file.
-        (libc::EFAULT, BlockError::Memory, false),
-        // It may have been told of what became of others.
-        (libc::ENOSPC, BlockError::NoSpace, true),
-        (libc::EIO, eio, true),
+    for (errno, lost) in [
+        // Its client took the memory away, and others may have the same file.
+        (libc::EFAULT, false),
+        // There was no room for it, but there will be.
+        (libc::ENOSPC, false),
+        (libc::EIO, false),
+        (libc::ENOSPC, true),
+        (libc::EIO, true),
     ] {
         let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();
         assert!(!volume.is_direct(), "the page cache is in use");
-        harness.io().foretell(-errno);
+        if lost {
+            harness.io().lose(errno);
+        } else {
+            harness.io().foretell(-errno);
+        }
         let mut bench = Bench::new(&mut harness, volume, SEED);
         let segment = bench.memory.segment(0, 4096);
-        assert_eq!(bench.moving(Operation::Write { fua: true }, 1024, &[segment]), Err(error), "errno {errno}");
-        let flushed = bench.plain(Operation::Flush, 0, 0);
-        assert_eq!(flushed, if is_lost { Err(error) } else { Ok(()) }, "errno {errno}");
+        let failed = Err(BlockError::from_write_errno(errno));
+        let flushed = if lost { failed } else { Ok(()) };
+        let (write, flush) = (Operation::Write { fua: true }, Operation::Flush);
+        assert_eq!(bench.moving(write, 1024, &[segment]), failed, "errno {errno}, {lost}");
+        assert_eq!(bench.plain(flush, 0, 0), flushed, "errno {errno}, {lost}");
+        assert_eq!(bench.moving(write, 1024, &[segment]), flushed, "it promises what a flush does");
+        assert_eq!(bench.moving(Operation::Write { fua: false }, 1024, &[segment]), Ok(()));
+    }
+}
+
+/// Whichever of the two the system has told.
+#[test]
+fn a_durable_write_and_a_flush_beside_it_both_fail_by_what_was_lost() {
+    let directory = in_memory();
+    let lost = Err(BlockError::WriteFault { errno: libc::EIO });
+    for seed in 0..40 {
+        let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();
+        assert!(!volume.is_direct(), "the page cache is in use");
+        let mut harness = SyncHarness::new(seed, false);
+        harness.io().lose(libc::EIO);
+        let mut bench = Bench::new(&mut harness, volume, seed);
+        let segments = vec![bench.memory.segment(0, 4096)];
+        let write = Job { operation: Operation::Write { fua: true }, lba: Lba(1024), count: BlockCount(8), segments };
+        assert_eq!(bench.jobs(&[write, Job::new(Operation::Flush, 0, 0)]), [lost; 2], "seed {seed}");
     }
 }
 
@@ -267,27 +293,36 @@ fn a_durable_write_whose_memory_is_gone_fails_no_flush() {
 fn what_direct_io_leaves_in_the_page_cache_is_not_lost_unsaid() {
     let directory = on_disk();
     let mut harness = SyncHarness::new(SEED, false);
-    let eio = BlockError::WriteFault { errno: libc::EIO };
-    // Whole pages, a part of one, and one that a flush has made durable.
-    for (lba, blocks, flushes, is_lost) in [(8, 8, false, false), (9, 6, false, true), (9, 6, true, false)] {
-        let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();
-        if !volume.is_direct() {
-            return;
+    // What disks say of a sector, a path and themselves; and of no room.
+    for errno in [libc::EIO, libc::ENODATA, libc::ENOLINK, libc::ETIMEDOUT, libc::ENOSPC] {
+        // Whole pages, a part of one, and one that a flush has made durable; and where the write fails before anybody is told anything.
+        for (lba, blocks, flushes, own, is_lost) in [
+            (1024, 1024, false, false, false),
+            (9, 6, false, false, true),
+            (9, 6, true, false, false),
+            (9, 6, false, true, false),
+        ] {
+            let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();
+            if !volume.is_direct() {
+                return;
+            }
+            let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
+            bench.plain(Operation::WriteZeroes { fua: false, deallocate: true }, lba, blocks).unwrap();
+            if flushes {
+                bench.plain(Operation::Flush, 0, 0).unwrap();
+            }
+            if own {
+                harness.io().foretell(-errno);
+            } else {
+                harness.io().lose(errno);
+            }
+            let mut bench = Bench::new(&mut harness, volume, SEED);
+            let segment = bench.memory.segment(0, 4096);
+            let failed = Err(BlockError::from_write_errno(errno));
+            assert_eq!(bench.moving(Operation::Write { fua: true }, 64, &[segment]), failed);
+            let flushed = if is_lost { failed } else { Ok(()) };
+            assert_eq!(bench.plain(Operation::Flush, 0, 0), flushed, "errno {errno}: {lba}+{blocks}, {flushes}, {own}");
         }
-        let mut bench = Bench::new(&mut harness, volume.clone(), SEED);
-        bench.plain(Operation::WriteZeroes { fua: false, deallocate: true }, lba, blocks).unwrap();
-        if flushes {
-            bench.plain(Operation::Flush, 0, 0).unwrap();
-        }
-        harness.io().foretell(-libc::EIO);
-        let mut bench = Bench::new(&mut harness, volume, SEED);
-        let segment = bench.memory.segment(0, 4096);
-        assert_eq!(bench.moving(Operation::Write { fua: true }, 64, &[segment]), Err(eio));
-        assert_eq!(
-            bench.plain(Operation::Flush, 0, 0),
-            if is_lost { Err(eio) } else { Ok(()) },
-            "{lba}+{blocks}, {flushes}"
-        );
     }
 }
 
@@ -325,7 +360,7 @@ fn a_write_that_moves_nothing_is_a_fault_and_a_busy_system_is_asked_again() {
     assert!(harness.io().started() >= 42, "{}", harness.io().started());
 }
 
-/// Wherever its data lie, and however many pieces they are in.
+/// Wherever its data lie, and however many pieces they are in; where the page cache is in use, a durable write is one more.
 #[test]
 fn a_request_of_many_pieces_is_one_operation() {
     for directory in [on_disk(), in_memory()] {
@@ -343,7 +378,7 @@ fn a_request_of_many_pieces_is_one_operation() {
                 for (piece, byte) in (0..pieces).zip(1..) {
                     assert_eq!(bench.memory.bytes(piece * 8192, 4096), [byte; 4096]);
                 }
-                started += 1;
+                started += 1 + u64::from(operation == Operation::Write { fua: true } && !volume.is_direct());
                 assert_eq!(harness.io().started(), started, "{operation:?} of {pieces} pieces");
             }
         }

@@ -25,6 +25,8 @@ struct Pending {
     delay: u32,
     /// When a sleep ends, where time is simulated.
     until: u64,
+    /// What it answers without being carried out.
+    answer: Option<i32>,
 }
 
 enum Raw {
@@ -41,6 +43,8 @@ struct State {
     answers: VecDeque<i32>,
     started: u64,
     durable: u64,
+    /// What the next one that makes data durable is told.
+    loss: Option<i32>,
 }
 
 /// Carries out every operation by a direct system call, a few polls after it was started.
@@ -57,7 +61,8 @@ impl SyncIo {
     /// I/O whose delays, and roughness if any, come from a seed.
     pub fn new(seed: u64, rough: bool) -> Self {
         let (pending, random, answers) = (Vec::new(), Random::new(seed), VecDeque::new());
-        Self { rough, hasty: false, state: RefCell::new(State { pending, random, answers, started: 0, durable: 0 }) }
+        let state = State { pending, random, answers, started: 0, durable: 0, loss: None };
+        Self { rough, hasty: false, state: RefCell::new(state) }
     }
 
     /// The same, with sleeps that take no time.
@@ -69,6 +74,12 @@ impl SyncIo {
     /// Lets the operation after those already foretold answer `result` without being carried out; 0 carries it out.
     pub fn foretell(&self, result: i32) {
         self.state.borrow_mut().answers.push_back(result);
+    }
+
+    /// Lets the next operation that makes data durable be told of a loss, and only that one, as the system does: it is settled which as it
+    /// starts, and known when it ends.
+    pub fn lose(&self, errno: i32) {
+        self.state.borrow_mut().loss = Some(-errno);
     }
 
     /// Operations started so far.
@@ -178,12 +189,14 @@ unsafe impl ShardIo for SyncIo {
     unsafe fn poll_start(&self, operation: &IoOperation<'_>, _: &mut Context<'_>) -> Poll<u32> {
         let mut state = self.state.borrow_mut();
         state.started += 1;
-        state.durable += u64::from(matches!(operation, IoOperation::DataSync { .. } | IoOperation::Write { fua: true, .. }));
+        let durable = matches!(operation, IoOperation::DataSync { .. } | IoOperation::Write { fua: true, .. });
+        state.durable += u64::from(durable);
+        let answer = if durable { state.loss.take() } else { None };
         let until = match operation {
             IoOperation::Sleep(time) if SimulatedTime::is_on() => clock::now() + time.as_nanos() as u64,
             _ => 0,
         };
-        let pending = Some(Pending { operation: Raw::of(operation), delay: state.random.below(3) as u32, until });
+        let pending = Some(Pending { operation: Raw::of(operation), delay: state.random.below(3) as u32, until, answer });
         let token = state.pending.iter().position(Option::is_none).unwrap_or(state.pending.len());
         match state.pending.get_mut(token) {
             Some(free) => *free = pending,
@@ -204,7 +217,7 @@ unsafe impl ShardIo for SyncIo {
             }
             slot.take().expect("it was just there")
         };
-        Poll::Ready(self.carry_out(&pending.operation))
+        Poll::Ready(pending.answer.unwrap_or_else(|| self.carry_out(&pending.operation)))
     }
 }
 

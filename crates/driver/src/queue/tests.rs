@@ -222,6 +222,39 @@ fn completions_that_cannot_be_are_errors() {
     }
 }
 
+/// They may be there before the command's own end is, however late it is looked for.
+#[test]
+fn who_waits_passes_over_what_cannot_be_and_counts_it() {
+    let mut bench = Bench::new(8, page().1, PAGE_SIZE);
+    bench.queue.timeout = Duration::ZERO;
+    let cids = [1, 2].map(|nsid| bench.queue.submit(&read(nsid)).unwrap());
+    bench.post(CommandId(5), Status::SUCCESS, 2);
+    // Of the other one, which is not waited for, but there is no such head.
+    bench.post(cids[1], Status::SUCCESS, 8);
+    bench.post(cids[0], Status::SUCCESS, 2);
+    assert_eq!(bench.queue.wait_for(cids[0]).unwrap().cid, cids[0]);
+    bench.post(CommandId(6), Status::SUCCESS, 2);
+    bench.post(cids[1], Status::SUCCESS, 2);
+    assert!(bench.queue.take(cids[1]).unwrap());
+    let passed_over = bench.queue.take_passed_over();
+    let is_last = |cqe: Cqe| cqe.cid == CommandId(6);
+    assert!(
+        matches!(passed_over, Some((3, QueueError::BadCompletion { qid: QID, cqe })) if is_last(cqe)),
+        "{passed_over:?}"
+    );
+    assert!(bench.queue.take_passed_over().is_none(), "it is told of once");
+}
+
+#[test]
+fn a_bad_completion_of_the_command_itself_ends_the_wait() {
+    let mut bench = Bench::new(8, page().1, PAGE_SIZE);
+    let cid = bench.queue.submit(&read(1)).unwrap();
+    bench.post(cid, Status::SUCCESS, 8);
+    let bad = bench.queue.wait_for(cid).unwrap_err();
+    assert!(matches!(bad, QueueError::BadCompletion { qid: QID, cqe } if cqe.cid == cid), "{bad}");
+    assert_eq!((bench.queue.in_flight(), bench.queue.take_passed_over().is_none()), (1, true));
+}
+
 #[test]
 fn messages_ring_the_head_first_and_only_what_moved() {
     let mut bench = Bench::new(4, Vec::new(), PAGE_SIZE);

@@ -642,6 +642,37 @@ static void silent(void)
     CHECK(calls >= 1 && calls - 1 < QUIET_REQUESTS / 100);
 }
 
+/* Called when what the library has kept for the thread may be gone: errors are told all the same. */
+static void tell_errors(void)
+{
+    if (fastpath_open("none", 4096, NULL) || fastpath_error_number() <= 0)
+        _exit(1);
+    if (fastpath_seek(NULL, 0) != -EINVAL || fastpath_error_number() != EINVAL || !*fastpath_error())
+        _exit(1);
+}
+
+static void tell_errors_of_thread(void *unused)
+{
+    (void)unused;
+    tell_errors();
+}
+
+static void *fail_and_end(void *key)
+{
+    CHECK(fastpath_seek(NULL, 0) == -EINVAL && !pthread_setspecific(*(pthread_key_t *)key, key));
+    return NULL;
+}
+
+/* The library is called by the destructor of a thread's key, and by a handler of the program's end, which is to come. */
+static void ending(void)
+{
+    pthread_key_t key;
+    pthread_t thread;
+    CHECK(!pthread_key_create(&key, tell_errors_of_thread) && !pthread_create(&thread, NULL, fail_and_end, &key));
+    CHECK(!pthread_join(thread, NULL));
+    CHECK(fastpath_seek(NULL, 0) == -EINVAL && !atexit(tell_errors));
+}
+
 static void ring(int signal)
 {
     (void)signal;
@@ -676,6 +707,8 @@ int main(int argc, char **argv)
         append();
     else if (!strcmp(command, "silent"))
         silent();
+    else if (!strcmp(command, "end"))
+        ending();
     else if (!strcmp(command, "open")) {
         if (argc > 2 && !strcmp(argv[2], "with signals"))
             ringing();

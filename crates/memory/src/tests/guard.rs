@@ -57,6 +57,21 @@ fn a_region_is_found_until_it_goes_and_who_watches_is_told() {
 }
 
 #[test]
+fn memory_that_must_not_be_pinned_is_no_region() {
+    let file = memory_file(&[5; SIZE as usize]);
+    let mut memory = GuestMemory::new().unpinned();
+    memory.map(GuestAddress(0), SIZE, ALL, Some((file.as_fd(), 0))).unwrap();
+    let first = memory.translate(GuestAddress(0), 1, Access::Read).unwrap().as_ptr() as usize;
+    assert!(with_region(first, |_| ()).is_none());
+    let mut byte = [0];
+    memory.read(GuestAddress(SIZE - 1), &mut byte).unwrap();
+    assert_eq!(byte, [5], "it is reached as any other");
+    memory.unmap_all();
+    // SAFETY: nothing uses it.
+    drop(unsafe { memory.reclaim() });
+}
+
+#[test]
 fn a_truncated_file_costs_its_device_only() {
     let (victim, file) = guest(1);
     let (bystander, _kept) = guest(2);

@@ -13,7 +13,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
-        mpsc::{Receiver, Sender, channel},
+        mpsc::{Receiver, Sender, channel, sync_channel},
     },
     task::Wake,
 };
@@ -32,7 +32,11 @@ use millrace_memory::{Access, GuestAddress, GuestMemory, Protection, guard::Regi
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::*;
-use crate::nvme::{Patience, disk::Disk, table::Mapper};
+use crate::nvme::{
+    Patience,
+    disk::{Disk, sum},
+    table::Mapper,
+};
 
 const BYTES: Option<SglLimits> = Some(SglLimits { granularity: 1, pieces: 3 });
 const DWORDS: Option<SglLimits> = Some(SglLimits { granularity: 4, pieces: 3 });
@@ -260,12 +264,18 @@ fn lane() -> Lane {
 
 /// Completes the command in flight; `nth`: how many have completed on this queue before.
 fn complete(lane: &Lane, nth: usize) {
+    assert_eq!(lane.state().pair.as_ref().unwrap().in_flight(), 1);
+    complete_as(lane, nth, 0);
+}
+
+/// Completes a command with this identifier, be there one or not.
+fn complete_as(lane: &Lane, nth: usize, cid: u16) {
     let state = lane.state();
     let pair = state.pair.as_ref().unwrap();
-    assert_eq!(pair.in_flight(), 1);
-    let phase = u128::from(nth % 4 < 2);
-    let cqe = u128::from(pair.id().0) << 80 | phase << 112;
-    pair.buffers().1.write_at(nth % 2 * 16, &cqe.to_le_bytes());
+    let entries = pair.entries() as usize;
+    let phase = u128::from((nth / entries).is_multiple_of(2));
+    let cqe = u128::from(pair.id().0) << 80 | u128::from(cid) << 96 | phase << 112;
+    pair.buffers().1.write_at(nth % entries * 16, &cqe.to_le_bytes());
 }
 
 #[derive(Default)]
@@ -505,6 +515,36 @@ fn on_the_common_lane_everybody_looks_for_himself() {
     assert_eq!(wants.run(), Done);
 }
 
+#[test]
+fn misses_ask_ever_more_seldom_until_the_table_changes() {
+    let (mut asking, mut now) = (Asking::default(), Instant::now());
+    let mut pauses = Vec::new();
+    for _ in 0..10 {
+        assert!(asking.is_due(now));
+        let (_, pause) = asking.last.unwrap();
+        assert!(!asking.is_due(now + pause / 2));
+        pauses.push(pause.as_millis());
+        now += pause;
+    }
+    assert_eq!(pauses, [5, 10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
+    let (asked, _) = asking.last.unwrap();
+    asking.hurry();
+    assert!(!asking.is_due(asked + ASK / 2) && asking.is_due(asked + ASK));
+    // So as a lane asks.
+    let (lane, (asks, asked)) = (lane(), sync_channel(8));
+    let table = Table::new(None, asks);
+    let segments = [Segment::sink()];
+    let miss = || lane.direct(&table, &SegmentCursor::new(&segments), 512, 512);
+    assert_eq!((miss(), asked.try_iter().count()), (Reach::default(), 1));
+    let asked_last = || lane.state().asking.last.unwrap().1;
+    lane.state().asking.last = Some((Instant::now(), SELDOM));
+    miss();
+    assert_eq!(asked_last(), SELDOM);
+    table.clear();
+    miss();
+    assert!(asked_last() < SELDOM, "another table");
+}
+
 /// An IOMMU whose kernel takes as long to map memory as somebody keeps the other end of `until`.
 struct Slow {
     begun: Sender<()>,
@@ -639,4 +679,69 @@ fn a_controller_that_does_not_answer_after_three_resets_is_given_up() {
     wait_until("it is not given up", || disk.is_gone());
     // Once in each try.
     assert_eq!((said.had.lock().unwrap().clone(), disk.resets()), (vec![false; 3], 1));
+}
+
+/// The controller completes as many commands that it does not have as nobody believes any more.
+fn complete_strangely(lane: &Lane) {
+    for nth in 0..STRANGE as usize {
+        assert!(!lane.is_strange(), "after {nth}");
+        complete_as(lane, nth, 99);
+        assert!(!lane.state().drain(None), "nothing has ended");
+    }
+}
+
+#[test]
+fn completions_that_cannot_be_are_noted_and_counted() {
+    let lane = lane();
+    let mut task = Task::direct(&lane);
+    assert_eq!((task.poll(), lane.troubles().is_none()), (Placed, true));
+    complete_strangely(&lane);
+    assert!(lane.is_strange());
+    let (times, last) = lane.troubles().unwrap();
+    assert!(times == STRANGE && matches!(last, QueueError::BadCompletion { .. }), "{times} times: {last}");
+    assert!(lane.troubles().is_none(), "it is told of once");
+    complete(&lane, STRANGE as usize);
+    assert_eq!(task.poll(), Done);
+    drop(lane.take_pair());
+    lane.lose();
+    lane.put_pair(pair().0);
+    assert!(!lane.is_strange(), "another queue is believed anew");
+}
+
+/// The log has a line a second, and a disk looks ten times.
+#[test]
+fn troubles_that_are_not_told_yet_stay_counted() {
+    let (lanes, (_, mut controller)) = ([lane(), lane()], pair());
+    let strange = |lane: &Lane, nth| {
+        complete_as(lane, nth, 99);
+        lane.state().drain(None);
+    };
+    let troubles = || lanes.iter().filter_map(Lane::troubles);
+    assert!(sum(None, troubles(), controller.admin_queue()).is_none());
+    lanes.iter().for_each(|lane| strange(lane, 0));
+    let untold = sum(None, troubles(), controller.admin_queue());
+    assert_eq!(untold.as_ref().map(|(times, _)| *times), Some(2));
+    strange(&lanes[1], 1);
+    // Those that an admin command's waiting has passed over are told with them.
+    let admin = controller.admin_queue();
+    let had = admin.execute(&Command::admin(AdminOpcode::IDENTIFY)).unwrap().sqhd;
+    let at = usize::from(had) * 16;
+    let cqe = 99_u128 << 96 | 1 << 112;
+    admin.buffers().1.write_at(at, &cqe.to_le_bytes());
+    assert!(controller.poll_event().unwrap().is_none());
+    let untold = sum(untold, troubles(), controller.admin_queue());
+    let untold = sum(untold, troubles(), controller.admin_queue());
+    assert!(matches!(untold, Some((4, QueueError::BadCompletion { qid: QueueId::ADMIN, .. }))), "{untold:?}");
+}
+
+#[test]
+fn a_controller_that_completes_what_it_does_not_have_is_reset_and_then_given_up() {
+    let disk = Disk::bring_up(address(), Nods::default(), None, Patience::default()).unwrap();
+    complete_strangely(disk.lane());
+    let is_up_again = || disk.resets() == 1 && disk.lane().state().pair.is_some() && !disk.lane().is_strange();
+    wait_until("it is not reset", is_up_again);
+    assert!(!disk.is_gone());
+    complete_strangely(disk.lane());
+    wait_until("it is not given up", || disk.is_gone());
+    assert_eq!(disk.resets(), 1);
 }

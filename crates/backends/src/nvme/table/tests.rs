@@ -106,6 +106,21 @@ fn large_memory_is_mapped_piece_by_piece_and_found_as_one() {
     assert_eq!(find(&table, start, 4096), None);
 }
 
+/// A balloon puts other pages in the place of some: the device would go on with those that it knows.
+#[test]
+fn memory_that_must_not_be_pinned_is_never_mapped() {
+    let (table, fake) = table(usize::MAX);
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, MIB as u64).unwrap();
+    let mut memory = GuestMemory::new().unpinned();
+    memory.map(GuestAddress(0), MIB as u64, Protection { read: true, write: true }, Some((file.as_fd(), 0))).unwrap();
+    let start = memory.translate(GuestAddress(0), 4096, Access::Read).unwrap().as_ptr() as usize;
+    table.map(start, Instant::now());
+    assert_eq!(find(&table, start, 4096), None);
+    assert!(fake.done().parts.is_empty());
+    assert!(table.changing().failed.is_empty(), "that is no failure");
+}
+
 #[test]
 fn memory_that_goes_between_two_pieces_takes_what_was_mapped_with_it() {
     let (table, fake) = table(usize::MAX);
