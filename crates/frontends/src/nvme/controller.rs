@@ -370,6 +370,9 @@ impl Controller {
         trace.seen(sqid, pending);
         let mut taken = 0;
         let is_admin = QueueId(sqid).is_admin();
+        if (pending, budget) == (1, 1) && !is_admin && self.phase == Phase::Ready && self.do_only(sqid) {
+            return 1;
+        }
         while taken < budget && self.phase == Phase::Ready {
             if is_admin && self.admin_bytes == 0 {
                 break;

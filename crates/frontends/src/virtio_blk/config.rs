@@ -73,6 +73,8 @@ pub struct Config {
     pub queues: u16,
     /// The front end may move the disk's state (`VHOST_USER_PROTOCOL_F_DEVICE_STATE`).
     pub migration: bool,
+    /// The guest gives no pages of its memory back, as to a balloon: a physical disk may keep it mapped.
+    pub pin_memory: bool,
 }
 
 impl Config {
@@ -88,6 +90,7 @@ impl Config {
             serial: format!("MR-{name}").chars().filter(char::is_ascii).take(Self::MAX_SERIAL).collect(),
             queues: 16,
             migration: false,
+            pin_memory: false,
         }
     }
 

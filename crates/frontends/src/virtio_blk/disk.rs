@@ -29,7 +29,7 @@ const GIVE_BACK: usize = AHEAD;
 /// Bytes after which a turn takes no more: a volume may move them all before anybody else on the shard has its turn.
 const BURST_BYTES: u64 = 8 << 20;
 /// Bytes that take about as long to move as a descriptor takes to follow.
-const DESCRIPTOR_BYTES: u64 = 256;
+pub(crate) const DESCRIPTOR_BYTES: u64 = 256;
 
 /// Why a disk has failed: a guest's or a front end's fault.
 #[derive(Debug, Error)]
@@ -88,7 +88,7 @@ pub(crate) struct Core {
     /// Where changes of memory are logged, while they are.
     pub(crate) log: Option<Rc<DirtyLog>>,
     pub(crate) counters: Counters,
-    /// Descriptors that were followed.
+    /// Descriptors that were followed, and what takes as long as to follow so many.
     pub(crate) followed: u64,
     /// No more is taken in this turn once so much is spent.
     pub(crate) until: u64,
@@ -261,8 +261,8 @@ impl Disk {
         let queues = (0..config.queues).map(|_| Queue::default()).collect();
         Self {
             core: Core {
+                memory: MemoryTable::new(config.pin_memory),
                 config,
-                memory: MemoryTable::new(),
                 buffers: Buffers::new(),
                 ahead: Vec::with_capacity(AHEAD),
                 attached: None,
@@ -494,11 +494,6 @@ impl Disk {
         self.apply_log();
     }
 
-    /// Whether the front end has asked for the configuration.
-    pub(crate) fn knows_config(&self) -> bool {
-        self.mode_told
-    }
-
     /// The front end's log.
     pub(crate) fn set_log(&mut self, log: DirtyLog) {
         self.log = Some(Rc::new(log));
@@ -542,6 +537,20 @@ impl Disk {
         let begins = begins && (runs || is_fresh());
         self.settle_mode(begins);
         Ok(())
+    }
+
+    /// Stops a queue, at rest; where it would go on. Whose guest has used it may go on at another disk, or here behind another front end.
+    pub(crate) fn stop_queue(&mut self, index: usize) -> Option<u32> {
+        let queue = self.queues.get_mut(index)?;
+        let ran = queue.ring.is_some() || queue.is_displaced();
+        let is_fresh = queue.ring.as_ref().is_none_or(Ring::is_fresh);
+        let base = queue.stop();
+        if ran && !(is_fresh && queue.begins(self.core.features)) {
+            // Behind this front end it goes on as it was, whatever other disks know by then. A front end that has not asked knows no more than before.
+            self.mode_known |= self.mode_told;
+            self.note_guest();
+        }
+        Some(base)
     }
 
     fn make_ring(&mut self, index: usize) -> Result<(), RingError> {
@@ -594,21 +603,24 @@ impl Disk {
     /// Back to the state of a disk that no guest has seen; at rest. The front end's memory stays, and its descriptors, and the write
     /// cache mode: QEMU and Cloud Hypervisor keep what the last guest chose, and tell the next one that.
     pub(crate) fn reset(&mut self) {
-        for queue in &mut self.queues {
-            queue.stop();
-            queue.enabled = false;
+        for index in 0..self.queues.len() {
+            self.stop_queue(index);
+            self.queues[index].enabled = false;
         }
         self.failed = false;
     }
 
     /// The front end is gone, and everything of its; at rest.
     pub(crate) fn forget_front_end(&mut self) {
+        for index in 0..self.queues.len() {
+            self.stop_queue(index);
+        }
         self.queues.iter_mut().for_each(|queue| *queue = Queue::default());
         self.core.memory.clear();
         // Without queues nothing can be wrong.
         let _ = self.memory_changed();
         // A new front end's memory is not poisoned by what the last one did to its own.
-        self.core.memory = MemoryTable::new();
+        self.core.memory = MemoryTable::new(self.core.config.pin_memory);
         (self.log, self.inflight, self.paused) = (None, None, true);
         (self.failed, self.lost, self.leaves_undone) = (false, false, false);
         (self.core.write_cache, self.mode_known, self.mode_told) = (true, false, false);
@@ -623,15 +635,15 @@ impl Disk {
         self.note_mode();
     }
 
-    /// A queue has started. A guest that does not begin there, and has said nothing here, comes from another disk. A front end that has not
-    /// asked here knows what an earlier process told it, or what the guest chose then, and asks no more: where no record says what that is, it
-    /// may be that the guest never flushes.
+    /// A queue has started. A guest that does not begin there, and has said nothing here, comes from another disk, or it was saved. A front end
+    /// that has not asked here knows what an earlier process told it, or what the guest chose then, and asks no more: where no record says what
+    /// that is, it may be that the guest never flushes.
     fn settle_mode(&mut self, begins: bool) {
         if !self.mode_known && !self.mode_told && self.core.has(feature::CONFIG_WCE) {
             (self.core.write_cache, self.mode_known) = (false, true);
         } else if !self.mode_known && !begins {
             let name = &self.core.config.name;
-            self.core.write_cache &= self.modes.as_ref().is_none_or(|modes| modes.of_others(name));
+            self.core.write_cache &= self.modes.as_ref().is_none_or(|modes| modes.take_up(name));
             self.mode_known = true;
         }
         self.note_mode();
@@ -643,6 +655,13 @@ impl Disk {
         if let Some(region) = &self.inflight {
             region.set_write_back(self.core.write_cache);
         }
+        // A queue that was never used begins, also where its guest goes on at the next one: what was known of it is still wanted then.
+        if self.mode_known {
+            self.note_guest();
+        }
+    }
+
+    fn note_guest(&self) {
         if let Some(modes) = &self.modes {
             modes.note(&self.core.config.name, self.core.write_cache);
         }

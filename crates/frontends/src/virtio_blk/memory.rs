@@ -20,8 +20,11 @@ pub(crate) struct MemoryTable {
 const ALL: Protection = Protection { read: true, write: true };
 
 impl MemoryTable {
-    pub(crate) fn new() -> Self {
-        Self { guest: GuestMemory::new(), regions: Vec::new() }
+    /// `pinnable`: the operator says that the guest gives no pages back. The front end does not: QEMU knows that back ends may pin memory of
+    /// vfio-user devices, and lets no balloon work beside one, but takes those of vhost-user for programs that only map it.
+    pub(crate) fn new(pinnable: bool) -> Self {
+        let guest = GuestMemory::new();
+        Self { guest: if pinnable { guest } else { guest.unpinned() }, regions: Vec::new() }
     }
 
     /// Replaces all regions. On an error none is left.

@@ -114,7 +114,8 @@ pub(crate) struct Session {
     offered: u64,
     status: u8,
     backend: Option<BackendChannel>,
-    /// It goes on with what an earlier process has told it, which may have ended between a change of the configuration and word of it.
+    /// The configuration may be another one than the front end knows: it has not asked since the last change, or not this process, and an earlier
+    /// one may have ended between a change and word of it.
     is_behind: bool,
     /// The device's state is on its way.
     transfer: Option<Transfer>,
@@ -126,7 +127,7 @@ impl Session {
     pub(crate) fn new(transport: Transport) -> Self {
         let (protocol, offered, status) = (0, 0, 0);
         let (pending, backend, transfer, refusal) = (None, None, None, None);
-        Self { transport, pending, protocol, offered, status, backend, is_behind: false, transfer, refusal }
+        Self { transport, pending, protocol, offered, status, backend, is_behind: true, transfer, refusal }
     }
 
     /// Whether a message waits for rest.
@@ -144,8 +145,14 @@ impl Session {
         (self.offered != 0).then_some(self.offered)
     }
 
-    /// Tells the front end that the configuration has changed, if it listens.
+    /// The configuration has changed: the front end is told, now and, until it has asked, when its guest starts.
     pub(crate) fn config_changed(&mut self) {
+        self.is_behind = true;
+        self.tell_change();
+    }
+
+    /// Tells the front end that the configuration has changed, if it listens.
+    fn tell_change(&mut self) {
         if let Some(backend) = &mut self.backend
             && backend.config_changed().is_err()
         {
@@ -242,7 +249,7 @@ impl Session {
                 let failed = if disk.failed { NEEDS_RESET } else { 0 };
                 return Ok(Answer::Word((self.status | failed).into()));
             }
-            Message::GetConfig(head) => return Ok(get_config(disk, head)),
+            Message::GetConfig(head) => return Ok(self.get_config(disk, head)),
             Message::GetInflightFd(wanted) => return get_inflight(disk, &wanted),
             Message::SetFeatures(features) => self.set_features(disk, features)?,
             Message::SetProtocolFeatures(features) => {
@@ -284,7 +291,7 @@ impl Session {
             }
             Message::SetInflightFd(what) => {
                 let fd = fds.into_iter().next().ok_or(InflightError::Garbled("it is missing"))?;
-                self.take_up(disk, InflightRegion::open(&what, &fd)?);
+                disk.set_inflight(InflightRegion::open(&what, &fd)?);
             }
             Message::SetDeviceStateFd(what) => return Ok(self.begin_transfer(disk, what)),
             Message::CheckDeviceState => return Ok(self.end_transfer(disk)),
@@ -293,10 +300,12 @@ impl Session {
         Ok(Answer::Ack)
     }
 
-    /// The record of requests under way. One that was in use tells of an earlier process, and that the front end knows the configuration from it.
-    fn take_up(&mut self, disk: &mut Disk, region: InflightRegion) {
-        self.is_behind = region.write_back().is_some() && !disk.knows_config();
-        disk.set_inflight(region);
+    fn get_config(&mut self, disk: &mut Disk, head: ConfigHead) -> Answer {
+        disk.tell_kind();
+        // What may change while a guest runs, the capacity, comes first.
+        self.is_behind &= head.offset > 0;
+        let space = disk.core.config.space(&disk.geometry(), disk.core.write_cache);
+        Answer::Config(head, space.read(head.offset as usize, head.size as usize))
     }
 
     /// A message that belongs to one queue.
@@ -307,11 +316,11 @@ impl Session {
         message: Message,
         fds: Vec<Received>,
     ) -> Result<Answer, Refusal> {
-        let begins = matches!(message, Message::SetVringEnable(VringState { num: 1.., .. }));
+        let ran = disk.running() > 0;
         let answer = handle_queue(disk, cx, message, fds)?;
-        // Not before: QEMU passes over word that comes while its device has not begun.
-        if begins && self.backend.is_some() && std::mem::take(&mut self.is_behind) {
-            self.config_changed();
+        // QEMU passes over word that comes while its device has not begun, or has stopped.
+        if self.is_behind && !ran && disk.running() > 0 {
+            self.tell_change();
         }
         Ok(answer)
     }
@@ -424,12 +433,6 @@ fn reset(disk: &mut Disk, cx: &ShardContext<'_>) {
     (0..disk.queues.len()).for_each(|index| unwatch(cx, index));
 }
 
-fn get_config(disk: &mut Disk, head: ConfigHead) -> Answer {
-    disk.tell_kind();
-    let space = disk.core.config.space(&disk.geometry(), disk.core.write_cache);
-    Answer::Config(head, space.read(head.offset as usize, head.size as usize))
-}
-
 fn get_inflight(disk: &Disk, wanted: &Inflight) -> Result<Answer, Refusal> {
     let fits = usize::from(wanted.queues) <= disk.queues.len() && u32::from(wanted.queue_size) <= MAX_SIZE;
     if wanted.queues == 0 || wanted.queue_size == 0 || !fits {
@@ -481,8 +484,7 @@ fn handle_queue(disk: &mut Disk, cx: &ShardContext<'_>, message: Message, fds: V
             disk.queues.get_mut(index as usize).ok_or(Refusal::NoQueue(index))?.set_err(fd);
         }
         Message::GetVringBase(index) => {
-            let queue = disk.queues.get_mut(index as usize).ok_or(Refusal::NoQueue(index))?;
-            let num = queue.stop();
+            let num = disk.stop_queue(index as usize).ok_or(Refusal::NoQueue(index))?;
             unwatch(cx, index as usize);
             return Ok(Answer::State(VringState { index, num }));
         }

@@ -15,7 +15,7 @@ use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{
-    config::{SECTOR, feature},
+    config::{SECTOR, acceptable, feature},
     disk::Disk,
     message::StateTransfer,
 };
@@ -122,7 +122,7 @@ impl Record {
         if let Some((what, theirs, ours, _)) = shape.into_iter().find(|&(.., fits)| !fits) {
             return Err(StateError::Shape { what, theirs, ours });
         }
-        match self.features & !disk.offered() {
+        match self.features & !acceptable(disk.offered()) {
             0 => {}
             missing => return Err(StateError::Features(missing)),
         }

@@ -63,11 +63,11 @@ const TOGETHER: usize = 16;
 /// The same when the first is a write: what is found next is found while stores past the caches are under way, of which there are some 4 KiB.
 const WRITTEN_TOGETHER: usize = 4;
 /// Batches in which that is not tried again after a volume has done none.
-const APART: u32 = 64;
+pub(super) const APART: u32 = 64;
 /// Where in an entry Command Dwords 10 to 13 lie.
 const SLBA: usize = std::mem::offset_of!(Sqe, cdw10);
 /// Bytes of data after which completions are posted at once.
-const POST_AFTER: u64 = 128 << 10;
+pub(super) const POST_AFTER: u64 = 128 << 10;
 
 /// Completions after which they are posted, where nothing was copied past the caches: half of those to be taken, within these limits. The
 /// guest makes new commands of the first half while the second is worked on: with all posted at the end, guest and device would wait for
@@ -579,7 +579,46 @@ impl Batch {
     }
 }
 
-/// Resolves a data pointer into `segments`: one page, two pages or one SGL block at once, the rest the long way.
+/// What a data pointer names, where that is one page, two pages or one SGL block: one piece of memory, or two.
+#[expect(clippy::inline_always, reason = "what it finds stays in registers")]
+#[inline(always)]
+pub(super) fn pieces(
+    memory: &GuestMemory,
+    page_size: u64,
+    sqe: &Sqe,
+    bytes: u64,
+    access: Access,
+) -> Option<(Segment, Option<Segment>)> {
+    if sqe.flags.psdt() == Psdt::PRP {
+        let (first, second) = (sqe.dptr.prp1, sqe.dptr.prp2);
+        let here = page_size - (first & (page_size - 1));
+        if !first.is_multiple_of(4) {
+            return None;
+        }
+        if bytes <= here {
+            return Some((memory.find_whole(GuestAddress(first), bytes, access)?, None));
+        }
+        if bytes - here > page_size || second & (page_size - 1) != 0 {
+            return None;
+        }
+        let mut first = memory.find_whole(GuestAddress(first), here, access)?;
+        let second = memory.find_whole(GuestAddress(second), bytes - here, access)?;
+        if !first.adjoins(&second) {
+            return Some((first, Some(second)));
+        }
+        first.extend_over(&second);
+        return Some((first, None));
+    }
+    if !matches!(sqe.flags.psdt(), Psdt::SGL_MPTR_CONTIGUOUS | Psdt::SGL_MPTR_SGL) {
+        return None;
+    }
+    let block = sqe.dptr.sgl1();
+    let is_plain =
+        block.identifier == SglIdentifier::new().with_kind(SglType::DATA_BLOCK) && u64::from(block.length) == bytes;
+    is_plain.then(|| memory.find_whole(GuestAddress(block.address), bytes, access)).flatten().map(|piece| (piece, None))
+}
+
+/// Resolves a data pointer into `segments`.
 #[inline]
 fn resolve(
     memory: &GuestMemory,
@@ -590,29 +629,10 @@ fn resolve(
     segments: &mut Vec<Segment>,
 ) -> Result<(), NotPlain> {
     segments.clear();
-    if sqe.flags.psdt() == Psdt::PRP {
-        let (first, second) = (sqe.dptr.prp1, sqe.dptr.prp2);
-        let here = page_size - (first & (page_size - 1));
-        if first.is_multiple_of(4) && bytes <= here {
-            segments.push(memory.translate(GuestAddress(first), bytes, access).map_err(|_| NotPlain)?);
-            return Ok(());
-        }
-        if first.is_multiple_of(4) && bytes - here <= page_size && second & (page_size - 1) == 0 {
-            let first = memory.translate(GuestAddress(first), here, access).map_err(|_| NotPlain)?;
-            let second = memory.translate(GuestAddress(second), bytes - here, access).map_err(|_| NotPlain)?;
-            segments.push(first);
-            match segments.last_mut() {
-                Some(first) if first.adjoins(&second) => first.extend_over(&second),
-                _ => segments.push(second),
-            }
-            return Ok(());
-        }
-    } else if matches!(sqe.flags.psdt(), Psdt::SGL_MPTR_CONTIGUOUS | Psdt::SGL_MPTR_SGL) {
-        let block = sqe.dptr.sgl1();
-        if block.identifier == SglIdentifier::new().with_kind(SglType::DATA_BLOCK) && u64::from(block.length) == bytes {
-            segments.push(memory.translate(GuestAddress(block.address), bytes, access).map_err(|_| NotPlain)?);
-            return Ok(());
-        }
+    if let Some((first, second)) = pieces(memory, page_size, sqe, bytes, access) {
+        segments.push(first);
+        segments.extend(second);
+        return Ok(());
     }
     data::resolve(memory, page_size, sqe, bytes, access, segments).map_err(|_| NotPlain)
 }

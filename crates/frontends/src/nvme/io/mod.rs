@@ -1,6 +1,7 @@
 //! The NVM command set (NVM Command Set specification 3).
 //!
 //! ```text
+//!   do_only ────── one plain read or write by itself: only.rs
 //!   run_batch ──── plain reads and writes, all that are next in the queue: batch.rs
 //!   io_command ─┬─ fused? ─────────► fused.rs     both commands of a pair
 //!               ├─ Read, Write, … ─► transfer.rs  check ─► data.rs ─► Volume::submit ─┬─ done: completion by value
@@ -18,6 +19,7 @@ mod fused;
 mod gate;
 pub(crate) mod limits;
 mod long;
+mod only;
 mod protect;
 mod reserve;
 mod running;

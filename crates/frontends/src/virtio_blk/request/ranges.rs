@@ -10,13 +10,16 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::{
     super::{
         config::{MAX_DISCARD, MAX_RANGES, MAX_ZEROES},
-        disk::Core,
+        disk::{Core, DESCRIPTOR_BYTES},
     },
     Attached, Ending, Range, SECTOR, UNMAP, blocks,
     long::move_piece,
     wait,
 };
 use crate::pace::{PIECE, Pace};
+
+/// Bytes that take about as long to move as a volume takes for a range, however short.
+const RANGE_BYTES: u64 = 32 << 10;
 
 impl Range {
     fn bytes(&self) -> u64 {
@@ -27,7 +30,7 @@ impl Range {
 impl Core {
     /// Discard and write zeroes: one range after the other.
     pub(super) fn ranges<'s>(
-        &self,
+        &mut self,
         slot: TaskSlot<'s>,
         ending: Ending,
         first: usize,
@@ -42,6 +45,7 @@ impl Core {
             Ok(ranges) => ranges,
             Err(error) => return Outcome::Done(Err(error), slot),
         };
+        self.followed += cost(ranges, zeroes) / DESCRIPTOR_BYTES;
         let (fua, changed) = (!self.write_back(), self.buffers.ranges.as_slice());
         slot.run_with(attached, |cx, attached| {
             let ranges = cx.scratch.copy_slice(ranges);
@@ -83,6 +87,17 @@ impl Core {
     }
 }
 
+/// What ranges cost their disk's turn, in bytes: a volume may write zeroes, all that wait for no turn of their own, before anybody else has its turn.
+fn cost(ranges: &[Range], zeroes: bool) -> u64 {
+    let bytes = total(ranges);
+    let written = if zeroes && bytes <= PIECE { bytes } else { 0 };
+    ranges.len() as u64 * RANGE_BYTES + written
+}
+
+fn total(ranges: &[Range]) -> u64 {
+    ranges.iter().map(Range::bytes).sum()
+}
+
 /// All as a whole first: a request that cannot be does nothing.
 fn check(attached: &Attached, ranges: &[Range]) -> Result<(), BlockError> {
     let geometry = attached.volume.geometry();
@@ -117,7 +132,7 @@ async fn each_range(
         let deallocate = range.flags & UNMAP != 0;
         if zeroes { Operation::WriteZeroes { fua, deallocate } } else { Operation::Deallocate }
     };
-    if ranges.iter().map(Range::bytes).sum::<u64>() <= PIECE {
+    if total(ranges) <= PIECE {
         for range in ranges {
             at_once(cx, attached, operation(range), (range.sector, range.bytes())).await?;
         }

@@ -20,7 +20,7 @@ use super::{
         message::VringAddr,
     },
     Buffers, Done, Part, Plain, RingError, Setup,
-    ahead::{self, AHEAD, FEW, Form, Guess},
+    ahead::{self, AHEAD, FEW, Form, Found, Guess},
     chain::flag,
     feature, passes,
 };
@@ -335,15 +335,11 @@ impl PackedRing {
         let mut tables = [None; AHEAD];
         let (mut place, mut token) = (self.next, self.free_head);
         for table in tables.iter_mut().take(count.into()) {
-            *table = self.descriptor(place).and_then(|descriptor| ahead::table(memory, &descriptor, Form::InOrder));
+            *table = self.found(memory, place).map(|found| found.table);
             place.advance(1, self.size);
         }
-        for found in tables.iter().map_while(Option::as_ref) {
-            let words = found.table.read_words(0);
-            let Some(plain) = Plain::of(memory, words, Form::InOrder) else { break };
-            if ahead.is_empty() && count <= FEW {
-                self.guess = Some(Guess::after(memory, found, words, &plain));
-            }
+        for table in tables.iter().map_while(Option::as_ref) {
+            let Some(plain) = Plain::of(memory, table.read_words(0), Form::InOrder) else { break };
             ahead.push((token, Some(plain)));
             token = self.states[usize::from(token)].next;
         }
@@ -367,14 +363,13 @@ impl PackedRing {
         }
         // Acquire, as in `take`: its flags were read before this, what they stand for is read after.
         fence(Ordering::Acquire);
-        let descriptor = self.descriptor(self.next)?;
         if let Some(guess) = &self.guess {
             guess.fetch();
-            if let Some(plain) = guess.again(memory, &descriptor, Form::InOrder) {
+            if let Some(plain) = guess.again(memory, &self.descriptor(self.next)?, Form::InOrder) {
                 return Some((self.free_head, plain));
             }
         }
-        let found = ahead::table(memory, &descriptor, Form::InOrder)?;
+        let found = self.found(memory, self.next)?;
         let words = found.table.read_words(0);
         let plain = Plain::of(memory, words, Form::InOrder)?;
         self.guess = Some(Guess::after(memory, &found, words, &plain));
@@ -385,6 +380,12 @@ impl PackedRing {
     #[inline]
     fn descriptor(&self, place: Position) -> Option<Segment> {
         self.ring.segment.part(place.offset(), size_of::<Descriptor>())
+    }
+
+    /// What it leads to, if that may be a plain request's table.
+    #[inline]
+    fn found(&self, memory: &MemoryTable, place: Position) -> Option<Found> {
+        ahead::table(memory, &self.descriptor(place)?, Form::InOrder)
     }
 
     /// Chains are counted by their last descriptors; one that goes on and on is one.

@@ -16,7 +16,7 @@ use super::{
         message::VringAddr,
     },
     Buffers, Done, Part, Plain, RingError, Setup,
-    ahead::{self, AHEAD, FEW, Form, Guess},
+    ahead::{self, AHEAD, FEW, Form, Found, Guess},
     chain::{Descriptor, flag},
     feature, passes,
 };
@@ -172,20 +172,20 @@ impl SplitRing {
         let count = self.seen.wrapping_sub(self.next).min(most.min(AHEAD) as u16);
         if count <= FEW {
             self.fetch_guessed();
-            for at in 0..count {
-                let head = self.head(self.next.wrapping_add(at));
-                ahead.push((head, self.plain(memory, head)));
-            }
+        }
+        if count == 1 {
+            let head = self.head(self.next);
+            ahead.push((head, self.plain(memory, head)));
             return Ok(());
         }
         let mut tables = [None; AHEAD];
-        for (at, found) in (0..count).zip(&mut tables) {
+        for (at, table) in (0..count).zip(&mut tables) {
             let head = self.head(self.next.wrapping_add(at));
             ahead.push((head, None));
-            *found = self.descriptor(head).and_then(|descriptor| ahead::table(memory, &descriptor, Form::Linked));
+            *table = self.found(memory, head).map(|(_, found)| found.table);
         }
-        for ((_, plain), found) in ahead.iter_mut().zip(&tables) {
-            *plain = found.as_ref().and_then(|found| Plain::of(memory, found.table.read_words(0), Form::Linked));
+        for ((_, plain), table) in ahead.iter_mut().zip(&tables) {
+            *plain = table.as_ref().and_then(|table| Plain::of(memory, table.read_words(0), Form::Linked));
         }
         Ok(())
     }
@@ -221,19 +221,19 @@ impl SplitRing {
         {
             return Some(plain);
         }
-        let descriptor = self.descriptor(head)?;
-        let found = ahead::table(memory, &descriptor, Form::Linked)?;
+        let (descriptor, found) = self.found(memory, head)?;
         let words = found.table.read_words(0);
         let plain = Plain::of(memory, words, Form::Linked)?;
         self.guess = Some((Head { number: head, descriptor }, Guess::after(memory, &found, words, &plain)));
         Some(plain)
     }
 
-    /// A head's descriptor.
+    /// A head's descriptor, and what it leads to, if that may be a plain request's table.
     #[expect(clippy::inline_always, reason = "as above")]
     #[inline(always)]
-    fn descriptor(&self, head: u16) -> Option<Segment> {
-        self.desc.segment.part(usize::from(head) * Descriptor::SIZE, Descriptor::SIZE)
+    fn found(&self, memory: &MemoryTable, head: u16) -> Option<(Segment, Found)> {
+        let descriptor = self.desc.segment.part(usize::from(head) * Descriptor::SIZE, Descriptor::SIZE)?;
+        Some((descriptor, ahead::table(memory, &descriptor, Form::Linked)?))
     }
 
     /// Has all lines fetched that the next request has if it lies where the last one did.

@@ -18,6 +18,16 @@ const HEADERS: u64 = GUEST + 0x8000;
 const DATA: u64 = GUEST + 0xa000;
 const ENTRIES: u32 = 8;
 
+fn file() -> OwnedFd {
+    let fd = memfd_create("rings", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, SIZE).unwrap();
+    fd
+}
+
+const fn region(guest: u64) -> Region {
+    Region { guest, size: SIZE, user: guest, offset: 0 }
+}
+
 struct Rig {
     memory: MemoryTable,
     ring: Ring,
@@ -30,10 +40,8 @@ impl Rig {
     }
 
     fn with(packed: bool, features: u64) -> Self {
-        let fd: OwnedFd = memfd_create("rings", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&fd, SIZE).unwrap();
-        let mut memory = MemoryTable::new();
-        memory.add(Region { guest: GUEST, size: SIZE, user: GUEST, offset: 0 }, fd.into()).unwrap();
+        let mut memory = MemoryTable::new(false);
+        memory.add(region(GUEST), file().into()).unwrap();
         let addr = VringAddr { index: 0, flags: 0, desc: GUEST, avail: GUEST + 0x1000, used: GUEST + 0x2000, log: 0 };
         let kind = if packed { feature::PACKED } else { 0 };
         let base = if packed { 0x8000_8000 } else { 0 };
@@ -55,14 +63,41 @@ impl Rig {
 
     /// Request `number` is a read or write of `len` bytes, in an indirect table of its own.
     fn request(&self, number: u64, kind: u32, len: u32) {
-        let table = TABLES + number * 64;
-        let (next, write) = if self.packed { (0, flag::WRITE) } else { (flag::NEXT, flag::WRITE) };
-        let data = if kind == 0 { write } else { 0 };
-        self.descriptor(table, HEADERS + number * 64, 16, next, u16::from(!self.packed));
-        self.descriptor(table + 16, DATA + number * 512, len, next | data, if self.packed { 0 } else { 2 });
-        self.descriptor(table + 32, HEADERS + number * 64 + 32, 1, write, 0);
-        self.at(HEADERS + number * 64, 16).write_at(0, &[u64::from(kind).to_le_bytes(), number.to_le_bytes()].concat());
+        let (table, header) = (TABLES + number * 64, HEADERS + number * 64);
+        self.table(table, [header, DATA + number * 512, header + 32], kind, len);
+        self.header(header, kind, number);
         self.available(number, table, 48, flag::INDIRECT);
+    }
+
+    /// An indirect table of a read or write: where header, data and status are.
+    fn table(&self, table: u64, [header, data, status]: [u64; 3], kind: u32, len: u32) {
+        let (next, write) = if self.packed { (0, flag::WRITE) } else { (flag::NEXT, flag::WRITE) };
+        let direction = if kind == 0 { write } else { 0 };
+        self.descriptor(table, header, 16, next, u16::from(!self.packed));
+        self.descriptor(table + 16, data, len, next | direction, if self.packed { 0 } else { 2 });
+        self.descriptor(table + 32, status, 1, write, 0);
+    }
+
+    fn header(&self, header: u64, kind: u32, sector: u64) {
+        self.at(header, 16).write_at(0, &[u64::from(kind).to_le_bytes(), sector.to_le_bytes()].concat());
+    }
+
+    /// Makes the table available as the ring's request `number`, by the same descriptor as the last one if it is a split ring.
+    fn available_again(&self, number: u64, table: u64) {
+        self.available(number, table, 48, flag::INDIRECT);
+        if !self.packed {
+            self.descriptor(GUEST, table, 48, flag::INDIRECT, 0);
+            self.at(GUEST + 0x1000 + 4 + number * 2, 2).write_at(0, &[0, 0]);
+        }
+    }
+
+    /// Takes the one request that is there and gives it back: what it was.
+    fn take_only(&mut self) -> Plain {
+        assert!(self.ring.has_more().unwrap() && self.ring.has_one());
+        let (token, plain) = self.ring.only(&self.memory).expect("it is plain");
+        self.ring.take_plain(token).unwrap();
+        self.ring.give_back(&[Done { token, status: 0, len: 513 }], None);
+        plain
     }
 
     /// Makes the descriptor of a request available in its place of the ring's first round.
@@ -162,6 +197,61 @@ fn one_by_itself_is_found_and_not_taken() {
         rig.at(GUEST + 0x1000 + 2, 2).write_at(0, &2_u16.to_le_bytes());
         assert!(rig.ring.has_more().unwrap() && rig.ring.has_one());
         assert!(rig.ring.only(&rig.memory).is_none(), "head {head}");
+    }
+}
+
+/// One request after the other at the same place, of which a word is another one each time.
+#[test]
+fn one_that_lies_where_the_last_one_did_is_what_it_says_itself() {
+    const FAR: u64 = GUEST + SIZE;
+    for packed in [false, true] {
+        let mut rig = Rig::new(packed);
+        rig.memory.add(region(FAR), file().into()).unwrap();
+        let places = [HEADERS, DATA, HEADERS + 32];
+        // Where header, data and status are, the type, the length, and the sector.
+        let rounds = [
+            (places, 0, 512, 0),
+            (places, 0, 512, 7),
+            ([HEADERS, DATA + 4096, HEADERS + 32], 0, 512, 7),
+            ([HEADERS + 64, DATA + 4096, HEADERS + 32], 0, 512, 8),
+            ([HEADERS + 64, DATA + 4096, HEADERS + 40], 0, 512, 8),
+            ([HEADERS + 64, DATA + 4096, HEADERS + 40], 0, 1024, 8),
+            ([HEADERS + 64, DATA + 4096, HEADERS + 40], 1, 1024, 8),
+        ];
+        for (number, (places, kind, len, sector)) in (0..).zip(rounds) {
+            rig.table(TABLES, places, kind, len);
+            rig.header(places[0], kind, sector);
+            rig.available_again(number, TABLES);
+            let plain = rig.take_only();
+            assert_eq!((plain.sector(), plain.writable), (Some(sector), kind == 0), "packed: {packed}, {number}");
+            assert_eq!(plain.data.as_ptr(), rig.at(places[1], 1).as_ptr());
+            assert_eq!((plain.data.len(), plain.status.as_ptr()), (len as usize, rig.at(places[2], 1).as_ptr()));
+        }
+    }
+    // Another table, whose memory is then another one at the same place: what was found in the old one may be unmapped.
+    for packed in [false, true] {
+        let mut rig = Rig::new(packed);
+        let mut seen = Vec::new();
+        for number in 0..4 {
+            if number % 2 == 0 {
+                if number > 0 {
+                    rig.memory.remove(&region(FAR)).unwrap();
+                }
+                rig.memory.add(region(FAR), file().into()).unwrap();
+                rig.table(FAR, [FAR + 64, FAR + 4096, FAR + 96], 0, 512);
+                rig.header(FAR + 64, 0, number);
+            }
+            rig.available_again(number, FAR);
+            let plain = rig.take_only();
+            assert_eq!(plain.sector(), Some(number / 2 * 2), "packed: {packed}");
+            assert_eq!(plain.data.as_ptr(), rig.at(FAR + 4096, 1).as_ptr());
+            seen.push(plain.status.as_ptr());
+        }
+        assert!(seen[0] == seen[1] && seen[1] != seen[2] && seen[2] == seen[3]);
+        // Data that lie nowhere.
+        rig.table(FAR, [FAR + 64, FAR + SIZE, FAR + 96], 0, 512);
+        rig.available_again(4, FAR);
+        assert!(rig.ring.has_more().unwrap() && rig.ring.only(&rig.memory).is_none());
     }
 }
 

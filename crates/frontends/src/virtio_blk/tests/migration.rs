@@ -6,6 +6,7 @@ use std::{
     os::fd::AsFd,
 };
 
+use millrace_block::BlockSize;
 use millrace_memory::PeerBytes;
 use zerocopy::IntoBytes;
 
@@ -19,7 +20,7 @@ use super::{
         ring::feature as ring_feature,
         state::SIZE,
     },
-    sessions::{choose, is_durable},
+    sessions::{blank, choose, disk_of_kind, is_durable, without_discard},
 };
 
 /// Pages that are marked, and no longer afterwards.
@@ -356,6 +357,29 @@ fn transfers_that_make_no_sense_are_refused() {
     let null = File::open("/dev/null").expect("/dev/null");
     let told = driver.tell(code::SET_DEVICE_STATE_FD, StateTransfer::default().as_bytes(), &[null.as_fd()]);
     assert_eq!((told, driver.tell(code::CHECK_DEVICE_STATE, &[], &[])), (Some(false), Some(false)));
+}
+
+/// It would go on there, too, if it only connected again.
+#[test]
+fn a_state_with_discard_is_taken_where_there_is_none() {
+    let mut source = FakeDriver::new(Setup::default());
+    source.connect();
+    stop(&mut source, 0);
+    let record = save(&mut source);
+    let mut target = disk_of_kind(without_discard(), false);
+    target.negotiate();
+    assert!(load(&mut target, &record));
+    // What cannot be written never had it.
+    let mut target = disk_of_kind(blank(BlockSize::B512), true);
+    target.negotiate();
+    let without = feature::DISCARD | feature::WRITE_ZEROES;
+    for (features, is_taken) in [(source.setup.features, false), (source.setup.features & !without, true)] {
+        let of_read_only = forged(&record, |bytes| {
+            bytes[24..32].copy_from_slice(&features.to_le_bytes());
+            bytes[38] = 1;
+        });
+        assert_eq!(load(&mut target, &of_read_only), is_taken);
+    }
 }
 
 /// A record that says something else, and has the right checksum.

@@ -11,7 +11,7 @@ use millrace_block::{
 };
 
 use super::super::{
-    fixture::{AVAIL, FakeDriver, GUEST_BASE, MEMORY, QUEUE, Setup, USED, Watched},
+    fixture::{AVAIL, FakeDriver, GUEST_BASE, MEMORY, QUEUE, Seen, Setup, USED, Watched},
     message::{ConfigHead, code},
     request::kind,
     ring::feature as ring,
@@ -422,6 +422,34 @@ fn a_turn_follows_so_many_descriptors_and_no_more() {
         }
         // 8 MiB, of which each descriptor is 256 bytes.
         assert!(turns.iter().all(|ended| *ended < QUEUE - 1), "{turns:?}");
+    }
+}
+
+/// Zeroes and discards bring no data, and have a volume work all the same.
+#[test]
+fn a_turn_erases_so_much_and_no_more() {
+    let many: Vec<u8> = (0..32).flat_map(|at| range(at * 8, 8, 0)).collect();
+    for setup in [Setup::default(), Setup::packed()] {
+        for (kind, ranges) in [(kind::WRITE_ZEROES, range(0, 2048, 0)), (kind::DISCARD, many.clone())] {
+            let mut driver = FakeDriver::new(setup);
+            driver.connect();
+            let (entries, _, status) = driver.prepare(kind, 0, &ranges, 0);
+            let table = driver.alloc(48);
+            driver.write_table(table, &entries);
+            (1..QUEUE).for_each(|_| _ = driver.submit_indirect(0, table, 48));
+            let mut ended = 0;
+            while ended < QUEUE - 1 {
+                driver.shard.turn();
+                // A discard takes as long as 32 KiB, however short it is.
+                let cost = |seen: &Seen| if seen.0 == Operation::Deallocate { 32 << 10 } else { seen.2 * 512 };
+                let spent: u64 = driver.volume.take_seen().iter().map(cost).sum();
+                assert!(spent <= 16 << 20, "{spent} bytes in a turn");
+                while let Some((_, len)) = driver.next_used(0) {
+                    assert_eq!((len, driver.read(status, 1)[0]), (1, OK));
+                    ended += 1;
+                }
+            }
+        }
     }
 }
 

@@ -139,6 +139,13 @@ fn a_front_end_that_begins_at_what_was_offered_last_loses_no_request() {
 /// The daemon may end when a disk has grown, and before its guest is told; QEMU, which connects again, asks for nothing.
 #[test]
 fn a_change_of_before_the_end_is_told_by_the_next_process() {
+    for on_record in [true, false] {
+        changed_before_the_end(on_record);
+    }
+}
+
+/// Whether a guest had begun, so that a record is there.
+fn changed_before_the_end(on_record: bool) {
     let mut driver = FakeDriver::new(Setup::default());
     let word = |driver: &mut FakeDriver| {
         driver.negotiate();
@@ -153,6 +160,11 @@ fn a_change_of_before_the_end_is_told_by_the_next_process() {
     assert_eq!(word(&mut driver), None, "it has just asked");
     driver.volume.resize(BlockCount(96 << 11)).expect("room");
     driver.restart_daemon();
+    if !on_record {
+        driver.inflight = None;
+        driver.queues[0].forget();
+        driver.wipe_queues();
+    }
     let changed = Header { request: code::BACKEND_CONFIG_CHANGE, flags: 1, size: 0 };
     assert_eq!(word(&mut driver).as_ref().map(|message| &message[..]), Some(changed.as_bytes()));
     assert_eq!(driver.request(kind::IN, (96 << 11) - 1, &[], 512).0, 0);

@@ -69,12 +69,44 @@ fn a_resize_is_told_on_the_back_ends_channel() {
     assert_eq!(driver.request(kind::IN, 0, &[], 512).0, 0);
 }
 
-fn blank(block_size: BlockSize) -> Arc<dyn Volume> {
+/// QEMU passes over word that comes while its device does not run, and asks by itself only when it is made.
+#[test]
+fn a_change_while_the_queues_are_stopped_is_told_again_when_they_start() {
+    let mut driver = FakeDriver::new(Setup::default());
+    driver.connect();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a channel");
+    ours.set_nonblocking(true).expect("a socket");
+    assert_eq!(driver.tell(code::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]), Some(true));
+    let is_told = || std::io::Read::read_exact(&mut &ours, &mut [0; 12]).is_ok();
+    let stop = |driver: &mut FakeDriver| {
+        assert_eq!(driver.tell(code::SET_VRING_ENABLE, state(0, 0).as_bytes(), &[]), Some(true));
+        driver.get::<VringState>(code::GET_VRING_BASE, state(0, 0).as_bytes());
+    };
+    stop(&mut driver);
+    driver.resume();
+    assert!(!is_told(), "nothing has changed");
+    stop(&mut driver);
+    driver.volume.resize(BlockCount(96 << 11)).expect("room");
+    driver.device(|device, _| device.volume_changed());
+    assert_eq!([is_told(), is_told()], [true, false]);
+    driver.resume();
+    assert_eq!([is_told(), is_told()], [true, false]);
+    // QEMU may have stopped again before it looked.
+    stop(&mut driver);
+    driver.resume();
+    assert_eq!([is_told(), is_told()], [true, false]);
+    assert_eq!(capacity(&mut driver), 96 << 11);
+    stop(&mut driver);
+    driver.resume();
+    assert!(!is_told(), "it has asked");
+}
+
+pub(super) fn blank(block_size: BlockSize) -> Arc<dyn Volume> {
     MemoryVolume::create("other", 64 << 20, block_size).expect("a volume")
 }
 
 /// A volume that gives nothing back.
-fn without_discard() -> Arc<dyn Volume> {
+pub(super) fn without_discard() -> Arc<dyn Volume> {
     NullVolume::create("null", 64 << 20, BlockSize::B512).expect("a volume")
 }
 
@@ -145,7 +177,7 @@ fn a_disk_that_never_had_a_volume_keeps_its_block_size() {
 }
 
 /// A disk that shows a volume, and what a guest chose of what it offers.
-fn disk_of_kind(volume: Arc<dyn Volume>, read_only: bool) -> FakeDriver {
+pub(super) fn disk_of_kind(volume: Arc<dyn Volume>, read_only: bool) -> FakeDriver {
     let not_there = if read_only { feature::DISCARD | feature::WRITE_ZEROES } else { feature::DISCARD };
     let setup = Setup { features: Setup::default().features & !not_there, ..Setup::default() };
     let mut driver = FakeDriver::over(setup, Watched::over(volume));
@@ -376,6 +408,32 @@ fn the_write_cache_mode_goes_with_a_machine_that_migrates() {
         first.stream = None;
         first.settle();
         assert!(!is_durable(&mut driver));
+    }
+}
+
+/// A saved machine goes on at its own disk, behind a new monitor, which asks for the configuration. It has used one queue alone.
+#[test]
+fn the_write_cache_mode_stays_with_a_machine_that_was_saved() {
+    for setup in [Setup::default(), Setup::packed()] {
+        for (used, is_killed, write_back) in [(0, false, false), (1, false, false), (1, true, false), (1, false, true)] {
+            let mut driver = FakeDriver::new(Setup { queues: 2, ..setup });
+            driver.connect();
+            if !write_back {
+                choose(&mut driver, false);
+            }
+            let (pieces, ..) = driver.prepare(kind::OUT, 0, &[1; 512], 0);
+            driver.submit(used, &pieces);
+            driver.wait_used(used);
+            let stopped = if is_killed { 0 } else { 2 };
+            for index in 0..stopped {
+                driver.get::<VringState>(code::GET_VRING_BASE, state(index, 0).as_bytes());
+            }
+            driver.stream = None;
+            driver.settle();
+            (driver.inflight, driver.knows_config) = (None, false);
+            driver.connect();
+            assert_eq!(is_durable(&mut driver), !write_back, "packed: {}, queue {used}", setup.packed);
+        }
     }
 }
 

@@ -9,7 +9,10 @@ use std::{
     },
 };
 
-use millrace_block::{BlockCount, Geometry, Request, Step, TaskContext, Usage, Volume, VolumeError, yield_now};
+use millrace_block::{
+    BlockCount, ByteOffset, Geometry, Request, Step, TaskContext, Transfer, Usage, Volume, VolumeError, yield_now,
+};
+use millrace_memory::Segment;
 
 use millrace_nvme_spec::command::CommandId;
 
@@ -20,6 +23,8 @@ struct Few {
     inner: Arc<dyn Volume>,
     most: usize,
     look: Option<Look>,
+    /// Those that were asked for by themselves.
+    single: AtomicUsize,
     together: AtomicUsize,
     alone: AtomicUsize,
 }
@@ -56,6 +61,11 @@ impl Volume for Few {
         done
     }
 
+    fn do_one(&self, transfer: Transfer, at: ByteOffset, data: Segment) -> bool {
+        self.single.fetch_add(1, Ordering::Relaxed);
+        self.inner.do_one(transfer, at, data)
+    }
+
     fn scratch_bytes(&self) -> usize {
         1024 + self.inner.scratch_bytes()
     }
@@ -79,7 +89,14 @@ fn few(most: usize) -> (FakeGuest, Arc<Few>) {
 
 fn few_in(mut guest: FakeGuest, most: usize, look: Option<Look>) -> (FakeGuest, Arc<Few>) {
     let inner = MemoryVolume::create("inner", SIZE, BlockSize::B512).expect("a volume");
-    let few = Arc::new(Few { inner, most, look, together: AtomicUsize::new(0), alone: AtomicUsize::new(0) });
+    let few = Arc::new(Few {
+        inner,
+        most,
+        look,
+        single: AtomicUsize::new(0),
+        together: AtomicUsize::new(0),
+        alone: AtomicUsize::new(0),
+    });
     guest.add_volume(1, Arc::clone(&few) as Arc<dyn Volume>);
     guest.make_queues(1, 64);
     (guest, few)
@@ -130,10 +147,15 @@ fn all_of_them_end_whatever_the_volume_does_at_once() {
 #[test]
 fn one_by_itself_is_done_at_once() {
     let (mut guest, few) = few(1);
-    push(&mut guest, 0, 0);
-    guest.ring(1);
-    assert!(guest.wait(1).status().is_success());
-    assert_eq!([&few.together, &few.alone].map(|count| count.load(Ordering::Relaxed)), [1, 0]);
+    let mut push_one = |at| {
+        push(&mut guest, at, 0);
+        guest.ring(1);
+        assert!(guest.wait(1).status().is_success());
+        [&few.single, &few.together, &few.alone].map(|count| count.load(Ordering::Relaxed))
+    };
+    assert_eq!(push_one(0), [1, 0, 0]);
+    // In two pieces of memory.
+    assert_eq!(push_one(3), [1, 0, 1]);
 }
 
 #[test]
