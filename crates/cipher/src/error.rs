@@ -75,15 +75,23 @@ pub enum KeyError {
     Cipher(#[from] CipherError),
 }
 
-/// What to do about a key file that cannot be read. Whether a volume is made or opened nobody knows here.
+/// What to do about a source that gives no key. Whether a volume is made or opened nobody knows here.
 fn to_do(from: &str, error: &io::Error) -> &'static str {
-    match error.kind() {
-        _ if !from.starts_with("file:") => "",
-        io::ErrorKind::PermissionDenied => {
+    let (source, _) = from.split_once(':').unwrap_or_default();
+    match (source, error.kind()) {
+        ("keyring", _) if error.raw_os_error() == Some(libc::ENOKEY) => {
+            "; put it into a keyring that the daemon searches, its session's or its user's (as that user: keyctl padd user NAME @u < KEY; \
+             under systemd with KeyringMode=shared)"
+        }
+        ("command", io::ErrorKind::PermissionDenied) => {
+            "; the daemon's user must be allowed to run it, and a daemon with --allow or --key-command runs only the programs that \
+             --key-command names (\"key_commands\" under [sandbox]), from its next start on"
+        }
+        ("file", io::ErrorKind::PermissionDenied) => {
             "; the daemon's user must be allowed to read it, and so must the sandbox (\"allow\" under [sandbox] in the daemon's \
              configuration, or serve --allow PATH, from its next start on)"
         }
-        io::ErrorKind::NotFound => {
+        ("file", io::ErrorKind::NotFound) => {
             "; of a volume that is there bring it back: no other key opens it; for a new volume make it: head -c 32 /dev/urandom > FILE, \
              chmod 600, the daemon's user its owner"
         }

@@ -27,6 +27,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest sleep of a task before it looks whether it must stop.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// Said after what a scrub has found that was ended before it was done.
+pub(crate) const CUT_SHORT: &str = " (it was ended before it was done)";
+
+/// The answer to the command that ends a scrub, if one was so far of so much.
+pub(crate) fn scrub_ended(was: Option<u64>, of: u64) -> String {
+    let Some(done) = was else { return "no scrub was running".to_owned() };
+    format!("the scrub is ended, at {} %", done.saturating_mul(100).checked_div(of).unwrap_or(100))
+}
+
 /// Buffers of [`own_buffers`].
 const OWN_BUFFERS: usize = 8;
 

@@ -25,7 +25,7 @@ pub struct Kind {
     pub legs: RangeInclusive<usize>,
     /// Its settings.
     pub settings: &'static [Word],
-    /// Commands it understands while it runs (`millrace volume command`).
+    /// Commands it understands while it runs (`millrace volume command`). The help of one that takes an argument begins with that: `leg=N: …`.
     pub commands: &'static [Word],
     /// Several volumes may have one volume (`volume:NAME`) for its leg.
     pub shares_legs: bool,
@@ -45,6 +45,28 @@ pub struct Word {
     pub name: &'static str,
     /// What it means, in one line.
     pub help: &'static str,
+}
+
+impl Word {
+    /// The argument of a command, see [`Kind::commands`].
+    fn argument(&self) -> Option<&'static str> {
+        let (said, _) = self.help.split_once(": ")?;
+        said.split_once('=').map(|(name, _)| name).filter(|name| !name.contains(' '))
+    }
+}
+
+impl Kind {
+    /// Fails when a command is given an argument that it does not take: the services look only at those that they know.
+    ///
+    /// # Errors
+    /// The first such argument. Of a command that is none the service says so.
+    pub fn check_arguments(&self, command: &str, arguments: &Settings) -> Result<(), ServiceError> {
+        let Some(word) = self.commands.iter().find(|word| word.name == command) else { return Ok(()) };
+        let takes = word.argument();
+        let Some((name, _)) = arguments.iter().find(|(name, _)| Some(*name) != takes) else { return Ok(()) };
+        let takes = takes.map_or_else(|| "it takes none".to_owned(), |takes| format!("it takes {takes}"));
+        Err(ServiceError::Command(format!("{command} has no argument {name}; {takes}")))
+    }
 }
 
 /// Which bytes a service shows, for changes under a running guest: those that would show other bytes are refused.
@@ -418,6 +440,9 @@ pub enum ServiceError {
     /// No thread to do it on.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// Why it refused by itself, after it had begun to erase what its legs held.
+    #[error(transparent)]
+    HalfWay(Box<ServiceError>),
     /// A file beside the volume (a key) could not be used.
     #[error("cannot {what} {path}: {source}")]
     File {

@@ -38,7 +38,11 @@ fn who_may_not_read_a_key_is_told_what_allows_it() {
         |from: &str| KeyError::Io { from: from.to_owned(), source: std::io::ErrorKind::PermissionDenied.into() }.to_string();
     let file = refused("file:/etc/key");
     assert!(file.contains("must be allowed to read it") && file.contains("serve --allow PATH"), "{file}");
-    // Of other sources nothing is known.
+    let command = refused("command:/bin/cat /etc/key");
+    assert!(command.contains("--key-command names") && !command.contains("read it"), "{command}");
+    let missing = KeyError::Io { from: "keyring:vm-7".to_owned(), source: std::io::Error::from_raw_os_error(libc::ENOKEY) };
+    assert!(missing.to_string().contains("keyctl padd user"), "{missing}");
+    // Of this nothing is known.
     assert!(refused("keyring:vm-7").ends_with("permission denied"));
 }
 

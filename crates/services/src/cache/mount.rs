@@ -94,6 +94,8 @@ impl Cache {
         };
         Self::may_take_over(mount)?;
         match Superblock::load(&self.fast)? {
+            // A change that failed has put something else there. What this one had there lies on the slow leg, too.
+            None if mount.reason == Reason::Open && matches!(*self.left(), Some((_, false))) => self.prepare(0),
             None if mount.reason == Reason::Open => Err(self.wrong(
                 "it holds no cache: it is not the fast leg that the volume had. What that one has and the slow leg lacks would be lost: bring it back",
             )),

@@ -149,7 +149,9 @@ impl Crypt {
         *self.control() = Control { generation, ..Control::default() };
         self.store_header(&header)?;
         self.note_header(header);
-        self.put(Some(Keys { current: cipher, next: None, unit: self.unit() }))
+        // What the leg had is gone by now.
+        let put = self.put(Some(Keys { current: cipher, next: None, unit: self.unit() }));
+        put.map_err(|error| ServiceError::HalfWay(Box::new(error)))
     }
 
     /// Stores a header in the place of both copies.

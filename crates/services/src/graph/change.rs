@@ -16,12 +16,14 @@ use crate::{
 #[derive(Debug, Error)]
 pub enum ChangeFailed {
     /// The new stack has another size.
-    #[error("the volume has {old} bytes and the new stack {new}: resize it apart from the change")]
+    #[error("the volume has {old} bytes and the new stack {new}: {way}")]
     Size {
         /// Bytes now.
         old: u64,
         /// Bytes then.
         new: u64,
+        /// What to do.
+        way: &'static str,
     },
     /// The new stack shows other bytes.
     #[error(
@@ -52,8 +54,26 @@ pub enum ChangeFailed {
     Store(String),
 }
 
+/// How a service comes and goes whose legs do not show the volume's data as they are.
+pub(super) const BY_MIGRATION: &str =
+    "a service that keeps something on its legs comes and goes by a migration, \"millrace volume migrate NAME --to STACK\"";
 /// How often legs are brought into order at most before it is said that they are not.
 const LEAVES: usize = 4;
+
+/// What to do about a volume that would have another size: where a service comes or goes that keeps something on its legs, no resize helps.
+fn way(old: &Graph, new: &Graph) -> &'static str {
+    let [gone, fresh] = [services_without(old, new), services_without(new, old)];
+    let is_set_alike =
+        |one: &Built, other: &Built| (one.node.word(), one.node.settings()) == (other.node.word(), other.node.settings());
+    let is_alone = |node: &Arc<Built>, others: &[Arc<Built>]| {
+        !view::erases_nothing(&node.node) && !others.iter().any(|other| is_set_alike(node, other))
+    };
+    if gone.iter().any(|node| is_alone(node, &fresh)) || fresh.iter().any(|node| is_alone(node, &gone)) {
+        BY_MIGRATION
+    } else {
+        "resize it apart from the change"
+    }
+}
 
 /// What goes and what comes.
 struct Difference {
@@ -126,14 +146,20 @@ fn has(nodes: &[Arc<Built>], node: &Arc<Built>) -> bool {
 }
 
 /// The leaves of the old graph that a node erases, at least in part, when it is mounted so: not where it goes on over the legs of the one before,
-/// nor what it shows as the volume had it.
-fn erased_by(node: &Built, mount: &Mount, old: &[Arc<Built>], shown: &[String]) -> Vec<String> {
+/// which it does only if it arranges them alike, nor what it shows as the volume had it.
+fn erased_by(
+    node: &Built,
+    mount: &Mount,
+    previous: Option<&Built>,
+    (old, shown): (&[Arc<Built>], &[String]),
+) -> Vec<String> {
     if !mount.reformat || view::erases_nothing(&node.node) {
         return Vec::new();
     }
+    let begins_anew = previous.is_some_and(|previous| view::own_layout(&previous.node) != view::own_layout(&node.node));
     let is_left = |at: usize, leg: &Built| view::is_shown(&node.node, at) && view::meet(&view::of_new(leg), shown);
     let legs = node.legs.iter().zip(&mount.legs).enumerate();
-    let erased = legs.filter(|(at, (leg, origin))| **origin != LegOrigin::Kept && !is_left(*at, leg));
+    let erased = legs.filter(|(at, (leg, origin))| (begins_anew || **origin != LegOrigin::Kept) && !is_left(*at, leg));
     let leaves = erased.flat_map(|(_, (leg, _))| leaves_of(leg)).filter(|leaf| has(old, leaf));
     leaves.map(|leaf| leaf.node.word().to_owned()).collect()
 }
@@ -158,7 +184,7 @@ impl Difference {
         let fresh_legs = below_new_legs(&fresh);
         let is_apart = |node: &Arc<Built>| has(&fresh_legs, node);
         let pairs = pairs(&gone, &fresh, &is_apart);
-        let mount = |(node, previous): (&Arc<Built>, Option<Arc<Built>>)| {
+        let mount = |(node, previous): (&Arc<Built>, Option<&Arc<Built>>)| {
             if is_apart(node) {
                 return Mount {
                     reason: Reason::Create,
@@ -168,7 +194,7 @@ impl Difference {
                 };
             }
             let legs = node.legs.iter().enumerate().map(|(at, leg)| {
-                if previous.as_ref().is_some_and(|previous| is_kept(previous, node, at)) {
+                if previous.is_some_and(|previous| is_kept(previous, node, at)) {
                     LegOrigin::Kept
                 } else if has(&old_nodes, leg) && view::meet(&view::of_built(leg), &shown) {
                     LegOrigin::Data
@@ -180,8 +206,11 @@ impl Difference {
             let previous = previous.and_then(|previous| previous.service.clone());
             Mount { reason: Reason::Change, legs, previous, reformat }
         };
-        let mounts: Vec<_> = fresh.iter().zip(pairs).map(mount).collect();
-        let erases = fresh.iter().zip(&mounts).map(|(node, mount)| erased_by(node, mount, &old_nodes, &shown)).collect();
+        let mounts: Vec<_> = fresh.iter().zip(pairs.iter().map(Option::as_ref)).map(mount).collect();
+        let erased = |((node, mount), previous): ((&Arc<Built>, &Mount), Option<&Built>)| {
+            erased_by(node, mount, previous, (&old_nodes[..], &shown[..]))
+        };
+        let erases = fresh.iter().zip(&mounts).zip(pairs.iter().map(Option::as_deref)).map(erased).collect();
         // A disk is known by its name, whatever its leaves are, and clears nothing.
         let is_ahead = |node: &&Arc<Built>| !node.node.is_disk() && !related(&old.root, node);
         let ahead = fresh.iter().filter(is_ahead).cloned().collect();
@@ -251,8 +280,10 @@ impl Difference {
         for (node, mount) in self.new.iter().zip(&self.mounts).rev().filter(|(node, _)| !self.is_ahead(node)) {
             if let Err(error) = node.mount(mount) {
                 done.reverse();
-                // Refused by a leg, or without a thread for more, it may have begun.
-                let begins = |source: &ServiceError| matches!(source, ServiceError::Leg { .. } | ServiceError::Engine(_));
+                // Refused by a leg, or without a thread for more, it may have begun; of all else it says so.
+                let begins = |source: &ServiceError| {
+                    matches!(source, ServiceError::Leg { .. } | ServiceError::Engine(_) | ServiceError::HalfWay(_))
+                };
                 let has_begun = matches!(&error, GraphError::Service { source, .. } if begins(source));
                 return Err(self.way_back(error, &done, has_begun.then_some(node)));
             }
@@ -384,7 +415,7 @@ pub fn change(switch: &Switch, old: &mut Graph, new: &mut Graph, terms: Terms<'_
     let reformat = terms.reformat;
     let (before, after) = (old.volume().geometry(), new.volume().geometry());
     if (before.bytes(), before.block_size) != (after.bytes(), after.block_size) {
-        return Err(ChangeFailed::Size { old: before.bytes(), new: after.bytes() });
+        return Err(ChangeFailed::Size { old: before.bytes(), new: after.bytes(), way: way(old, new) });
     }
     let needed = new.volume().scratch_bytes();
     if needed > terms.scratch {

@@ -755,7 +755,8 @@ impl Builder<'_> {
             let kept = self.old.remove(at);
             let has = kept.volume.geometry().bytes();
             if let Some(wanted) = size.filter(|wanted| *wanted > has) {
-                return Err(failed(LeafError::Refused(format!("it has {has} bytes and {wanted} are needed"))));
+                let why = format!("it has {has} bytes and {wanted} are needed; {}", change::BY_MIGRATION);
+                return Err(failed(LeafError::Refused(why)));
             }
             return Ok(kept);
         }

@@ -49,6 +49,14 @@ pub fn follows_blocks(node: &Node) -> bool {
     plan(node).is_some_and(|plan| plan.needs_by_blocks()) || node.legs().iter().any(follows_blocks)
 }
 
+/// How a service arranges what is on its legs, where it does so in a way of its own.
+pub(super) fn own_layout(node: &Node) -> Option<String> {
+    match layout(node)? {
+        Layout::Own(how) | Layout::OwnOf(how, _) => Some(how),
+        _ => None,
+    }
+}
+
 /// What sizes a leg may have.
 pub(super) fn sizing(leg: &Node) -> Sizing {
     let is_stated = leg.leaves().iter().any(|leaf| matches!(leaf.settings.size("size"), Ok(Some(_))));

@@ -17,7 +17,7 @@ use super::{
     volume::Integrity,
 };
 use crate::{
-    background::{LocalFuture, Pace, Stop, Task, own_buffers},
+    background::{LocalFuture, Pace, Stop, Task, own_buffers, scrub_ended},
     legs,
     record::Found,
     service::{Health, Mount, Progress, Reason, Service, ServiceError, Status},
@@ -339,8 +339,8 @@ impl Service for Integrity {
                 Ok("the scrub has begun; volume show tells how far it is".to_owned())
             }
             "stop" => {
-                control.scrub = None;
-                Ok("no scrub is running".to_owned())
+                let was = control.scrub.take().map(|scrub| scrub.at);
+                Ok(scrub_ended(was, self.blocks.load(Ordering::Relaxed)))
             }
             _ => Err(ServiceError::no_command(&KIND, command)),
         }

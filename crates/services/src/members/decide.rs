@@ -169,6 +169,25 @@ fn knows_one_of(table: &Table, newest: &Table) -> bool {
     newest.members.iter().any(|good| good.state == LegState::Good && is_in_use(good.id))
 }
 
+/// What to say where the legs were written with other settings than those that are given: as they stood in the stack.
+fn other_settings(then: [u32; 4], rules: Rules) -> String {
+    let all = rules.form_settings.iter().zip(then).zip(rules.form);
+    let other: Vec<_> = all.filter(|((_, then), now)| then != now).map(|((name, then), _)| (*name, then)).collect();
+    if other.iter().any(|(name, _)| name.is_empty()) {
+        return format!("the data lie on the legs in a way that this program does not know ({then:?}, see docs/formats)");
+    }
+    let setting = |(name, then): (&str, u32)| {
+        let (shift, unit) = match then.trailing_zeros() {
+            20..=31 => (20, "M"),
+            10..=19 => (10, "K"),
+            _ => (0, ""),
+        };
+        format!("{name}={}{unit}", then >> shift)
+    };
+    let other: Vec<_> = other.into_iter().map(setting).collect();
+    format!("the legs were written with other settings: {}; write these in the stack", other.join(", "))
+}
+
 /// Fails when legs are not where they belong, or the data lie in another way on them.
 fn check_places(found: &[Found], newest: &Table, rules: Rules) -> Result<(), ServiceError> {
     let (had, has) = (newest.members.len(), found.len());
@@ -176,10 +195,7 @@ fn check_places(found: &[Found], newest: &Table, rules: Rules) -> Result<(), Ser
         return Err(ServiceError::Legs(format!("its legs are {had}, and {has} are given: give all, in their order")));
     }
     if newest.form != rules.form {
-        let (now, then) = (rules.form, newest.form);
-        let what =
-            format!("the legs were written with other settings: {then:?}, and now they are {now:?} (see docs/formats)");
-        return Err(ServiceError::Legs(what));
+        return Err(ServiceError::Legs(other_settings(newest.form, rules)));
     }
     for (at, leg) in found.iter().enumerate() {
         let Ok(Some((table, own))) = &leg.record else { continue };

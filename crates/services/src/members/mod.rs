@@ -84,6 +84,8 @@ pub(crate) struct Rules {
     pub(crate) placed: bool,
     /// How the data lie on the legs, in numbers of the service's own; zeroes: nothing to be said.
     pub(crate) form: [u32; 4],
+    /// The settings that these numbers are; what is none is empty.
+    pub(crate) form_settings: [&'static str; 4],
     /// Its legs can grow ([`Members::grow`]): tells the notes at their new ends from others.
     pub(crate) note_magic: Option<[u8; 8]>,
 }
@@ -358,7 +360,22 @@ impl Members {
             };
             (format!("leg {at}"), state.to_owned())
         };
-        members.map(fact).chain(self.damaged_tables()).chain(self.other_blocks()).collect()
+        members.map(fact).chain(self.damaged_tables()).chain(self.other_blocks()).chain(self.way_back()).collect()
+    }
+
+    /// What to do about legs that have failed, while there are enough others to fill them from.
+    fn way_back(&self) -> Option<(String, String)> {
+        let masks = self.masks();
+        let members = (u16::MAX >> (16 - self.legs.len())) as u8;
+        let failed = members & !masks.writable;
+        let can_fill = masks.readable.count_ones() as usize >= self.rules.least;
+        (failed != 0 && can_fill).then(|| {
+            let leg = failed.trailing_zeros();
+            let what = format!(
+                "\"rebuild leg={leg}\" fills it when it works again; \"volume replace\" puts another one in its place"
+            );
+            (format!("to do for leg {leg}"), what)
+        })
     }
 
     /// Of legs whose table was read from its other copy: what is wrong with the one.

@@ -21,6 +21,8 @@ use crate::{
 
 /// Bytes of the header's content.
 const CONTENT: usize = 40;
+/// Where in it the form of the metadata is.
+const SHOWN: usize = 32;
 /// Bytes at either end of a leg that must be zeroes before it is taken for one that can be erased.
 const LOOKED_AT: u64 = 1 << 20;
 /// In the header: metadata are not shown.
@@ -153,7 +155,7 @@ impl Tagged {
             return Err(self.wrong(format!("its header has {} bytes and not {CONTENT}", found.content.len())));
         };
         let number = |at: usize| found.content[at..at + 4].iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
-        let (block_size, phase, shown, wanted) = (number(16), number(28), number(32), self.block_size().bytes());
+        let (block_size, phase, shown, wanted) = (number(16), number(28), number(SHOWN), self.block_size().bytes());
         if block_size != wanted {
             return Err(self.wrong(format!("it has blocks of {block_size} bytes, and the volume of {wanted}")));
         }
@@ -203,6 +205,29 @@ impl Tagged {
         Ok(())
     }
 
+    /// Whether a header is another's than the one this was in force with. A format and an erasure leave the volume's number as it is.
+    fn is_anothers(&self, found: &Found) -> bool {
+        let own = self.control().uuid;
+        own != [0; 16] && found.content.len() == CONTENT && found.content[..16] != own
+    }
+
+    /// Why it does not come back over such a header. Guests know the form of before, and so will whoever opens what is there now.
+    fn erased(&self, found: &Found) -> ServiceError {
+        let mut content = found.content.clone();
+        content[SHOWN..SHOWN + 4].copy_from_slice(&u32::from(self.shown.load(Ordering::Relaxed)).to_le_bytes());
+        for generation in [found.generation + 1, found.generation + 2] {
+            // What is stored later must be newer all the same.
+            self.control().generation = generation;
+            if let Err(error) = self.flushes.store(self.leg(), &REGION, generation, &content) {
+                let (volume, leg) = (self.name(), self.leg().name());
+                tracing::error!(volume, leg, %error, "the form of its metadata is not put back: after a restart it is another one");
+            }
+        }
+        self.wrong(
+            "a change that failed has erased it, and all that the volume had: restore that, or format it to go on empty",
+        )
+    }
+
     /// Finds what is on the leg, or prepares it.
     fn come_into_force(&self, mount: &Mount) -> Result<(), ServiceError> {
         if self.blocks() > MOST_BLOCKS {
@@ -218,6 +243,7 @@ impl Tagged {
                 self.prepare(true)
             }
             _ if other => self.prepare(true),
+            Some(found) if mount.reason == Reason::Open && self.is_anothers(&found) => Err(self.erased(&found)),
             Some(found) => self.open_header(&found),
             None if mount.reason == Reason::Create => self.prepare(false),
             None if is_new => self.prepare(true),

@@ -114,7 +114,7 @@ fn usual(stack: &Node) -> Result<Way, String> {
     }
 }
 
-/// The node that is named: by its expression, or by the word that it begins with.
+/// The node that is named: by its expression, by the word that it begins with, or by its place.
 fn named(stack: &Node, leg: &str) -> Result<Way, String> {
     let mut all = Vec::new();
     nodes(stack, &[], &mut all);
@@ -129,7 +129,9 @@ fn named(stack: &Node, leg: &str) -> Result<Way, String> {
     let mut found = if exact.is_empty() { alike } else { exact };
     match found.len() {
         1 => Ok(found.remove(0)),
-        0 => Err(format!("its stack, {stack}, has no {leg}")),
+        0 => stack.way_to(leg).ok_or_else(|| {
+            format!("its stack, {stack}, has no {leg}; a part is named by what stands there, or by its place (mirror.1)")
+        }),
         many => Err(format!("its stack, {stack}, has {leg} in {many} places: write more of the one that is to go")),
     }
 }
@@ -240,6 +242,8 @@ mod tests {
                 "file:/c",
                 "concat(stripe | null, move(stripe | memory, file:/c))",
             ),
+            ("stripe(null, null)", Some("stripe.1"), "file:/c", "stripe(null, move(null, file:/c))"),
+            ("mirror(file:/a, file:/b)", Some("top"), "file:/c", "move(mirror(file:/a, file:/b), file:/c)"),
         ] {
             let moving = begin(&node(stack), leg, &node(to), None).unwrap();
             assert_eq!(moving.to_string(), node(expected).to_string());
@@ -265,6 +269,8 @@ mod tests {
                 "mirror is over several legs: say which is to go (--leg), \"file:/a\" or",
             ),
             ("file:/a", Some("file:/x"), "file:/c", "has no file:/x"),
+            ("mirror(null, file:/b)", Some("mirror.2"), "file:/c", "has no mirror.2; a part is named by"),
+            ("mirror(null, file:/b)", Some("1"), "file:/c", "or by its place (mirror.1)"),
             ("stripe(null, null)", Some("null"), "file:/c", "has null in 2 places"),
             (
                 "share | volume:p",

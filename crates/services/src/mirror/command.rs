@@ -6,7 +6,7 @@ use millrace_block::BlockSize;
 
 use super::{KIND, Mirror};
 use crate::{
-    background::Task,
+    background::{CUT_SHORT, Task, scrub_ended},
     members::decide::Shape,
     service::{Health, Mount, Progress, Service, ServiceError, Status, of_type},
     settings::Settings,
@@ -78,8 +78,9 @@ impl Service for Mirror {
             }
         }
         let scrub = self.scrub().clone();
-        if scrub.running || scrub.finished > 0 {
-            fact("scrub", format!("{} blocks repaired, {} differ", scrub.repaired, scrub.differing));
+        if scrub.running || scrub.finished > 0 || scrub.cut_short {
+            let part = if scrub.cut_short { CUT_SHORT } else { "" };
+            fact("scrub", format!("{} blocks repaired, {} differ{part}", scrub.repaired, scrub.differing));
             if !scrub.listed.is_empty() {
                 let list: Vec<_> = scrub.listed.iter().map(u64::to_string).collect();
                 fact("differing blocks", list.join(", "));
@@ -98,13 +99,20 @@ impl Service for Mirror {
         match command {
             "fail" => self.members.fail_leg(self.members.leg_argument(arguments)?),
             "rebuild" => self.members.rebuild_leg(self.members.leg_argument(arguments)?, |_| Ok(())),
+            "scrub" if self.scrub().running => Err(ServiceError::NotNow("it is being scrubbed already".to_owned())),
+            "scrub" if self.masks().readable.count_ones() < 2 => {
+                let why = "only one leg is good, and there is nothing to compare it with: \"rebuild\" another one first";
+                Err(ServiceError::NotNow(why.to_owned()))
+            }
             "scrub" => {
                 self.start_scrub();
                 Ok("scrub begins; \"volume show\" tells how far it is".to_owned())
             }
             "stop" => {
-                self.scrub().running = false;
-                Ok("no scrub is running".to_owned())
+                let mut scrub = self.scrub();
+                let was = scrub.running.then_some(scrub.at);
+                (scrub.running, scrub.cut_short) = (false, scrub.cut_short || was.is_some());
+                Ok(scrub_ended(was, self.members.bytes()))
             }
             _ => Err(ServiceError::no_command(&KIND, command)),
         }

@@ -86,6 +86,7 @@ const RULES: Rules = Rules {
     least: 1,
     placed: false,
     form: [0; 4],
+    form_settings: [""; 4],
     note_magic: Some(*b"MRMOVING"),
 };
 /// Bytes per second of resync and scrub where none are set.

@@ -4,7 +4,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use super::{KIND, Parity};
 use crate::{
-    background::Task,
+    background::{CUT_SHORT, Task, scrub_ended},
     service::{Health, Mount, Progress, Service, ServiceError, Status, of_type},
     settings::Settings,
 };
@@ -83,9 +83,10 @@ impl Service for Parity {
             }
         }
         let scrub = self.scrub().clone();
-        if scrub.running || scrub.finished > 0 {
+        if scrub.running || scrub.finished > 0 || scrub.cut_short {
             let (repaired, differing, unread) = (scrub.repaired, scrub.differing, scrub.unread);
-            fact("scrub", format!("{repaired} repaired, {differing} blocks do not fit, {unread} rows unreadable"));
+            let part = if scrub.cut_short { CUT_SHORT } else { "" };
+            fact("scrub", format!("{repaired} repaired, {differing} blocks do not fit, {unread} rows unreadable{part}"));
             if !scrub.listed.is_empty() {
                 let list: Vec<_> = scrub.listed.iter().map(u64::to_string).collect();
                 fact("blocks of the legs that do not fit", list.join(", "));
@@ -110,13 +111,20 @@ impl Service for Parity {
                 let journal = self.journal_of(leg);
                 self.members.rebuild_leg(leg, |volume| self.journal.forget(leg, volume, journal))
             }
+            "scrub" if self.scrub().running => Err(ServiceError::NotNow("it is being scrubbed already".to_owned())),
+            "scrub" if self.members.masks().readable.count_ones() as usize <= self.layout.data() => {
+                let why = "no more legs are good than the data need, and there is no parity to check: \"rebuild\" another one first";
+                Err(ServiceError::NotNow(why.to_owned()))
+            }
             "scrub" => {
                 self.start_scrub();
                 Ok("scrub begins; \"volume show\" tells how far it is".to_owned())
             }
             "stop" => {
-                self.scrub().running = false;
-                Ok("no scrub is running".to_owned())
+                let mut scrub = self.scrub();
+                let was = scrub.running.then_some(scrub.at);
+                (scrub.running, scrub.cut_short) = (false, scrub.cut_short || was.is_some());
+                Ok(scrub_ended(was, self.members.bytes()))
             }
             _ => Err(ServiceError::no_command(&KIND, command)),
         }

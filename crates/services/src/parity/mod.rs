@@ -155,6 +155,7 @@ impl ParityPlan {
             least: layout.data(),
             placed: true,
             form: [layout.chunk as u32, layout.parity as u32, self.journal as u32, 1],
+            form_settings: ["chunk", "redundancy", "journal", ""],
             note_magic: None,
         }
     }

@@ -28,6 +28,8 @@ pub(super) struct Scrub {
     pub(super) unread: u64,
     /// Scrubs that came to their end.
     pub(super) finished: u64,
+    /// It was ended before it was done.
+    pub(super) cut_short: bool,
     /// It has just made way for what may differ: the next turn is its own, or writes that fail again and again would stop it.
     made_way: bool,
 }

@@ -143,6 +143,17 @@ impl Node {
         }
     }
 
+    /// The number of a leg for each level down to a place, as "volume show" and messages write one: "top", or "mirror.0.1".
+    pub fn way_to(&self, place: &str) -> Option<Vec<usize>> {
+        if place == crate::graph::TOP {
+            return Some(Vec::new());
+        }
+        let legs = place.strip_prefix(self.word())?.strip_prefix('.')?;
+        let way: Vec<usize> = legs.split('.').map(|leg| leg.parse().ok()).collect::<Option<_>>()?;
+        way.iter().try_fold(self, |node, leg| node.legs().get(*leg))?;
+        Some(way)
+    }
+
     /// Levels, itself counted.
     pub fn depth(&self) -> usize {
         1 + self.legs().iter().map(Node::depth).max().unwrap_or(0)

@@ -117,7 +117,10 @@ impl Parser {
 
     fn wrong<T>(&self, wanted: &str) -> Result<T, ParseError> {
         let found = self.tokens.get(self.next).map_or("the end".to_owned(), |(_, token)| token.text());
-        Err(ParseError { column: self.column(), message: format!("{wanted} is expected, not {found}") })
+        let is_word = |at: usize| matches!(self.tokens.get(at), Some((_, Token::Word(..))));
+        let is_torn = is_word(self.next) && self.next.checked_sub(1).is_some_and(is_word);
+        let hint = if is_torn { "; what has spaces stands in quotes" } else { "" };
+        Err(ParseError { column: self.column(), message: format!("{wanted} is expected, not {found}{hint}") })
     }
 
     fn take(&mut self, wanted: &Token) -> bool {

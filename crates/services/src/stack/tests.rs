@@ -28,6 +28,11 @@ fn errors_point_at_the_column() {
         ("strip(null)", 1, "strip: there is no such service; there are "),
         ("stripe(null", 12, "\",\" or \")\" is expected, not the end"),
         ("stripe(null) null", 14, "\"|\" or the end is expected, not \"null\""),
+        (
+            "crypt(key=command:/bin/cat /k, null)",
+            28,
+            "\",\" or \")\" is expected, not \"/k\"; what has spaces stands in quotes",
+        ),
         ("stripe(chunk=4K, chunk=8K, null)", 18, "chunk is set already"),
         ("stripe(null, chunks=4K)", 14, "stripe: chunks: there is no such setting; there are chunk"),
         ("stripe(chunk=7, null)", 8, "stripe: chunk: a power of two"),

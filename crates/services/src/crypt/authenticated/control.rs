@@ -156,14 +156,15 @@ impl Authenticated {
         if let Some(anchor) = &self.anchor {
             anchor.expect_none()?;
         }
+        let uuid = random().map_err(|error| cipher_error(&error))?;
         if self.leg.usage().allocated > 0 {
             // Blocks that were never written are zeroes: after a power cut nothing else says which these are.
             self.give_back()?;
         }
-        let uuid = random().map_err(|error| cipher_error(&error))?;
         let generation = self.control().generation;
         *self.control() = Control { generation, ..Control::default() };
-        self.begin(uuid, self.block_size(), 0)?;
+        // What the leg had is gone by now.
+        self.begin(uuid, self.block_size(), 0).map_err(|error| ServiceError::HalfWay(Box::new(error)))?;
         self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.store(uuid, 0))
     }
 

@@ -227,3 +227,152 @@ fn a_cache_without_dirty_lines_comes_back_over_a_fast_leg_that_another_one_had()
     service.mount(&Mount { reason: Reason::Open, legs: vec![LegOrigin::Kept; 2], previous: None, reformat: false }).unwrap();
     running.expect_data();
 }
+
+/// What is left there is nobody's, whatever it is: nothing that was only on the fast leg is lost.
+#[test]
+fn a_cache_without_dirty_lines_comes_back_over_a_fast_leg_that_is_no_cache_any_more() {
+    let running = Running::new("cache(mode=through, line=4K, disk:0, disk:1)");
+    let service = running.graph.root.service.clone().unwrap();
+    service.unmount().unwrap();
+    let other = beside(&running.graph, &running.disks, &format!("crypt(key={KEY}, disk:0)")).unwrap();
+    let between = other.root.service.clone().unwrap();
+    between.mount(&Mount { reason: Reason::Change, legs: vec![LegOrigin::New], previous: None, reformat: true }).unwrap();
+    Bench::new(&mut SyncHarness::new(SEED, false), Arc::clone(other.volume()), SEED + 1).write_random(0, WRITTEN);
+    between.unmount().unwrap();
+    service.mount(&Mount { reason: Reason::Open, legs: vec![LegOrigin::Kept; 2], previous: None, reformat: false }).unwrap();
+    running.expect_data();
+    assert_eq!(running.graph.tree().status.unwrap().health, Health::Good);
+}
+
+/// The header of the other form is on the leg, and what was there is erased: nobody is served in a form that he does not know.
+#[test]
+fn metadata_that_a_change_to_another_form_has_erased_do_not_come_back_in_that_form() {
+    let stack = "metadata(protection=1, disk:0)";
+    let mut running = Running::new(stack);
+    let form = running.switch.metadata();
+    let next = "metadata(protection=2, transfer=extended, disk:0)";
+    // Twice: the second one finds what the first one has left.
+    for _ in 0..2 {
+        let failed = running.change(next, true, Some("no space")).unwrap_err().to_string();
+        for says in ["no space", "the volume is not as before", "a change that failed has erased it"] {
+            assert!(failed.contains(says), "{failed}");
+        }
+        assert!(running.switch.is_untold(), "nor is the guest told");
+        assert_eq!(running.switch.metadata(), form);
+        assert_eq!(running.guest(|bench| bench.write(0, &[1; 512])), Err(BlockError::NotReady));
+        assert_eq!(running.graph.tree().status.unwrap().health, Health::Failed);
+    }
+    running.graph.tasks.clear();
+    running.graph.unmount();
+    let graph = mounted(stack, &running.disks, None, Reason::Open, &Arc::default()).unwrap();
+    assert_eq!(graph.volume().metadata(), form, "a guest may have outlived the restart");
+    Bench::new(&mut SyncHarness::new(SEED, false), Arc::clone(graph.volume()), SEED).expect_zeroes(0, WRITTEN);
+}
+
+#[test]
+fn metadata_that_a_change_to_another_form_has_erased_can_be_formatted() {
+    let stack = "metadata(protection=1, disk:0)";
+    let mut running = Running::new(stack);
+    let next = "metadata(protection=2, transfer=extended, disk:0)";
+    running.change(next, true, Some("no space")).unwrap_err();
+    let form = running.graph.volume().metadata();
+    running.graph.volume().format(BlockSize::B512).unwrap();
+    assert_eq!(running.graph.tree().status.unwrap().health, Health::Good);
+    let mut harness = SyncHarness::new(SEED, false);
+    let data = Bench::new(&mut harness, Arc::clone(running.graph.volume()), SEED).write_random(0, 50);
+    running.graph.tasks.clear();
+    running.graph.unmount();
+    let graph = mounted(stack, &running.disks, None, Reason::Open, &Arc::default()).unwrap();
+    assert_eq!(graph.volume().metadata(), form);
+    Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).expect(0, &data);
+}
+
+/// Has erased its leg by the time it refuses.
+struct Erased(Arc<dyn Volume>);
+
+impl Volume for Erased {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        self.0.submit(cx, request)
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.0.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.0.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.0.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.0.usage()
+    }
+}
+
+impl Service for Erased {
+    fn mount(&self, _: &Mount) -> Result<(), ServiceError> {
+        Err(ServiceError::HalfWay(Box::new(ServiceError::NotNow("no memory".to_owned()))))
+    }
+
+    fn unmount(&self) -> Result<(), ServiceError> {
+        Ok(())
+    }
+
+    fn leave(&self) -> Result<(), ServiceError> {
+        Ok(())
+    }
+
+    fn leg_is_whole(&self, _: usize) -> bool {
+        false
+    }
+
+    fn status(&self) -> Status {
+        Status::default()
+    }
+
+    fn command(&self, command: &str, _: &Settings) -> Result<String, ServiceError> {
+        Err(ServiceError::Command(command.to_owned()))
+    }
+
+    fn tasks(self: Arc<Self>) -> Vec<Task> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn it_is_told_what_a_service_has_erased_that_refused_by_itself_then() {
+    let disks = memory(2, BLOCKS);
+    let mut old = small("cache(mode=through, line=4K, disk:0, disk:1)", &disks, None);
+    old.mount(Reason::Create).unwrap();
+    let switch = Switch::new("test", Arc::clone(old.volume()));
+    let mut new = small(&format!("crypt(key={KEY}, disk:1)"), &disks, Some(&old));
+    let crypt = Arc::clone(&new.root);
+    new.root = Arc::new(Built {
+        node: crypt.node.clone(),
+        name: crypt.name.clone(),
+        volume: Arc::clone(&crypt.volume),
+        tap: Arc::clone(&crypt.tap),
+        service: Some(Arc::new(Erased(Arc::clone(&crypt.volume)))),
+        legs: crypt.legs.clone(),
+        absent: None,
+        at_work: Mutex::default(),
+    });
+    // Its tasks are not run here, and so have ended.
+    old.tasks.clear();
+    let failed = change(&switch, &mut old, &mut new, terms(&mut || Ok(()), true)).unwrap_err().to_string();
+    for says in ["no memory", "disk:1: what the volume had there may be gone"] {
+        assert!(failed.contains(says), "{failed}");
+    }
+    assert!(switch.is_untold(), "nor is the guest told");
+}

@@ -79,9 +79,30 @@ fn a_change_that_shows_other_data_is_refused_unless_it_is_meant() {
     let refused = change_to(&mut old, "stripe(chunk=4K, disk:1, disk:0)", false).err().unwrap();
     assert!(matches!(refused, ChangeFailed::OtherData { .. }), "{refused}");
     let refused = change_to(&mut old, "disk:0", true).err().unwrap();
-    assert!(matches!(refused, ChangeFailed::Size { old: 65536, new: 32768 }), "{refused}");
+    assert!(matches!(refused, ChangeFailed::Size { old: 65536, new: 32768, .. }), "{refused}");
+    assert!(refused.to_string().ends_with("resize it apart from the change"), "{refused}");
     let new = change_to(&mut old, "stripe(chunk=8K, disk:0, disk:1)", true).unwrap();
     assert!(Arc::ptr_eq(&switch.root(), new.volume()));
+}
+
+/// No resize helps there, of the volume or of its leg.
+#[test]
+fn who_does_not_come_or_go_by_a_change_is_told_the_way() {
+    let disks = memory(2, 4096);
+    let by_migration = "goes by a migration, \"millrace volume migrate NAME --to STACK\"";
+    let mut old = mounted("integrity(disk:0)", &disks, None, Reason::Create, &Arc::default()).unwrap();
+    let switch = Switch::new("test", Arc::clone(old.volume()));
+    let mut new = beside(&old, &disks, "disk:0").unwrap();
+    let mut store = || Ok(());
+    let refused = change(&switch, &mut old, &mut new, terms(&mut store, false)).err().unwrap().to_string();
+    assert!(refused.ends_with(by_migration), "{refused}");
+    let plain = mounted("disk:1", &disks, None, Reason::Create, &Arc::default()).unwrap();
+    let node: Node = "integrity(disk:1)".parse().unwrap();
+    let plan = Plan { volume: "test", stack: &node, size: Some(4096 * 512), block_size: BlockSize::B512 };
+    let spawner: Arc<dyn Spawner> = Arc::<Kept>::default();
+    let built = Graph::build(&plan, &Disks(disks.clone()), &SharedObjects::default(), &spawner, Some(&plain));
+    let refused = built.err().unwrap().to_string();
+    assert!(refused.contains("it has 2097152 bytes and ") && refused.ends_with(by_migration), "{refused}");
 }
 
 #[test]

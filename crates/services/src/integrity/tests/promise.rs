@@ -155,6 +155,10 @@ fn a_scrub_finds_what_nobody_reads() {
     rot(&disk, 1050, 8);
     assert!(service.command("scrub", &Settings::default()).unwrap().contains("has begun"));
     assert!(service.command("scrub", &Settings::default()).is_err());
+    for ended in ["the scrub is ended, at 0 %", "no scrub was running"] {
+        assert_eq!(service.command("stop", &Settings::default()).unwrap(), ended);
+    }
+    service.command("scrub", &Settings::default()).unwrap();
     assert_eq!(service.status().progress[0].total, 1100);
     for _ in 0..10_000 {
         session.settle(10);

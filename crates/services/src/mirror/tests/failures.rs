@@ -55,7 +55,10 @@ fn a_pulled_leg_is_no_error_and_what_it_missed_is_copied_when_it_comes_back() {
     });
     assert_eq!((fact(&graph, "leg 0").as_deref(), fact(&graph, "leg 1").as_deref()), (Some("good"), Some("failed")));
     assert_eq!(graph.tree().status.unwrap().health, Health::Degraded);
+    assert!(fact(&graph, "to do for leg 1").is_some_and(|told| told.contains("rebuild leg=1")));
     let service = Arc::clone(graph.root.service.as_ref().unwrap());
+    let alone = service.command("scrub", &arguments(&[])).unwrap_err().to_string();
+    assert!(alone.contains("only one leg is good"), "{alone}");
     assert!(service.leg_is_whole(0) && !service.leg_is_whole(1));
     let refused = service.command("fail", &arguments(&[("leg", "0")])).unwrap_err();
     assert_eq!(refused.to_string(), "leg 0 is the last one that has all data: it stays");

@@ -121,3 +121,22 @@ fn an_erasure_goes_on_beside_who_has_a_part_of_it() {
     });
     on_bench(&graph, |bench| bench.expect_zeroes(0, 8192));
 }
+
+#[test]
+fn who_ends_a_scrub_is_told_how_far_it_was_and_nobody_begins_a_second_one() {
+    let legs = faulty(2, 8192);
+    let graph = open("region=64K, rate=1T, ", &volumes(&legs), Reason::Create);
+    let (mirror, service) = (mirror(&graph), Arc::clone(graph.root.service.as_ref().unwrap()));
+    let command = |command: &str| service.command(command, &arguments(&[])).map_err(|error| error.to_string());
+    assert_eq!(command("stop").unwrap(), "no scrub was running");
+    command("scrub").unwrap();
+    mirror.scrub().at = mirror.members.bytes() / 2;
+    assert!(command("scrub").unwrap_err().contains("already"));
+    assert_eq!(command("stop").unwrap(), "the scrub is ended, at 50 %");
+    assert!(fact(&graph, "scrub").unwrap().ends_with("(it was ended before it was done)"));
+    command("scrub").unwrap();
+    while mirror.scrub().running {
+        scrub_a_while(&graph);
+    }
+    assert_eq!(fact(&graph, "scrub").as_deref(), Some("0 blocks repaired, 0 differ"));
+}

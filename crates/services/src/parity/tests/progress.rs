@@ -132,3 +132,20 @@ fn an_erasure_goes_on_beside_who_has_a_part_of_it() {
     });
     on_bench(&graph, |bench| bench.expect_zeroes(0, 8192));
 }
+
+#[test]
+fn what_has_nothing_to_compare_is_not_scrubbed_and_one_scrub_at_a_time_is_enough() {
+    let legs = SMALL.faulty(1024);
+    let graph = SMALL.open(&volumes(&legs), Reason::Create);
+    let (parity, service) = (parity(&graph), Arc::clone(graph.root.service.as_ref().unwrap()));
+    let tell = |command: &str| service.command(command, &arguments(&[])).map_err(|error| error.to_string());
+    tell("scrub").unwrap();
+    parity.scrub().at = parity.members.bytes() / 2;
+    assert!(tell("scrub").unwrap_err().contains("already"));
+    assert_eq!(tell("stop").unwrap(), "the scrub is ended, at 50 %");
+    assert_eq!(tell("stop").unwrap(), "no scrub was running");
+    assert!(fact(&graph, "scrub").unwrap().ends_with("(it was ended before it was done)"));
+    command(&graph, "fail", 1).unwrap();
+    assert!(tell("scrub").unwrap_err().contains("no parity to check"));
+    assert!(fact(&graph, "to do for leg 1").is_some());
+}
