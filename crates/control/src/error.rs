@@ -26,6 +26,8 @@ mod tests;
 pub(crate) const TOO_MANY_SESSIONS: &str = "too-many-sessions";
 /// What programs are told whose change was made from a stack that is the volume's no more.
 pub const CHANGED_MEANWHILE: &str = "changed-meanwhile";
+/// Part of the reason of a volume that has failed for good: nothing can be put right there, it is to be made anew.
+pub const EMPTIED: &str = "it was in memory, which the daemon's stop has emptied";
 
 /// A failed request: what, about which object, and why. Whatever it is, the state is as it was before; but for [`Self::CopyEnding`]: that is done later.
 #[derive(Debug, Error)]
@@ -342,8 +344,8 @@ pub enum ControlError {
         name: Name,
         /// The size asked for.
         size: Size,
-        /// What is wrong with it.
-        why: &'static str,
+        /// What is wrong with it, and which would be right.
+        why: String,
     },
     /// The size is smaller than the volume's, and nobody said that this is meant.
     #[error(
@@ -770,6 +772,7 @@ impl ControlError {
                 format!("wait for its end, or \"millrace volume migrate {name} --cancel\" first: then the volume is where it was")
             }
             Self::VolumeInStack { by, .. } => format!("change or delete that one first (\"millrace volume show {by}\")"),
+            Self::Volume(VolumeError::Unsupported { volume, what }) => return system::about_unsupported(volume, what),
             Self::FileTaken { .. } => "choose another file, or make both volumes read-only".to_owned(),
             _ => return system::said(self).and_then(system::about).map(str::to_owned),
         })

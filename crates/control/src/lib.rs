@@ -44,7 +44,7 @@ pub use apps::{APPS_SOCKET, AppChange, AppUser};
 pub use config::{ConfigError, Declared, FileSettings, IsolationMode, PlacementMode, PollingMode, SandboxTable};
 pub use daemon::{DaemonError, ForegroundDisk, ServeOptions, foreground, serve};
 pub use dirs::{API_SOCKET, DirError, default_run_dir, default_state_dir};
-pub use error::{CHANGED_MEANWHILE, Class, ControlError};
+pub use error::{CHANGED_MEANWHILE, Class, ControlError, EMPTIED};
 pub use manager::{
     AppSource, AppView, CopyView, DeviceCounters, DeviceView, GroupView, HistoryEntry, Manager, MigrationView,
     NamespaceView, RestoreError, ShardView, State, Status, UserView, VolumeView, WorkerName, WorkerView,

@@ -308,11 +308,14 @@ pub struct VirtioBlkSpec {
     /// The machine's monitor may take the disk's state along (`VHOST_USER_PROTOCOL_F_DEVICE_STATE`).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub migration: bool,
+    /// The machine has no balloon, no free page reporting and no virtio-mem: a physical disk may keep its memory mapped.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub pin_memory: bool,
 }
 
 impl Default for VirtioBlkSpec {
     fn default() -> Self {
-        Self { queues: virtio_blk::Config::new("").queues, serial: None, migration: false }
+        Self { queues: virtio_blk::Config::new("").queues, serial: None, migration: false, pin_memory: false }
     }
 }
 
@@ -662,8 +665,9 @@ impl DeviceSpec {
     pub(crate) fn disk_config(&self) -> virtio_blk::Config {
         let usual = virtio_blk::Config::new(self.name.as_str());
         let disk = self.kind.virtio_blk().cloned().unwrap_or_default();
-        let serial = disk.serial.unwrap_or(usual.serial);
-        virtio_blk::Config { name: usual.name, serial, queues: disk.queues, migration: disk.migration }
+        let VirtioBlkSpec { queues, serial, migration, pin_memory } = disk;
+        let serial = serial.unwrap_or(usual.serial);
+        virtio_blk::Config { name: usual.name, serial, queues, migration, pin_memory }
     }
 
     /// A controller's configuration.

@@ -29,6 +29,7 @@ use crate::{
     model::{CopySpec, CopyState, DeviceSpec, GroupCaps, GroupSpec, LogicalBlock, VolumeSpec},
 };
 
+mod room;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -786,7 +787,8 @@ fn unpanicked<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| words(&*panic))
 }
 
-fn words(panic: &(dyn Any + Send)) -> String {
+/// What a panic said.
+pub(crate) fn words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a word".to_owned())
 }

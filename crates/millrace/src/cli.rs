@@ -306,7 +306,7 @@ pub(crate) enum VolumeCommand {
     Remove {
         /// The volume
         name: String,
-        /// The service's name; the first one from the top, over one leg, goes
+        /// The service's name: the first one from the top, over one leg, goes; or its place, as "volume show" has it: throttle.0
         service: String,
     },
     /// Put a leaf in the place of another, while guests use the volume
@@ -550,8 +550,9 @@ pub(crate) enum DeviceCommand {
     Detach {
         /// The device
         name: String,
-        /// The namespace identifier; a virtio disk's only volume needs none
-        nsid: Option<u32>,
+        /// The namespace identifier, or its volume; a virtio disk's only volume needs none
+        #[arg(value_name = "NSID|VOLUME")]
+        namespace: Option<String>,
     },
     /// List all devices
     List,
@@ -589,9 +590,13 @@ pub(crate) struct DeviceCreate {
     /// It is an NVMe controller, over vfio-user
     #[arg(long, group = "kind")]
     nvme: bool,
-    /// It is a virtio disk, over vhost-user: it shows one volume. Of the options below, queues, serial and migration apply
+    /// It is a virtio disk, over vhost-user: it shows one volume. Of the options of a controller, queues, serial and migration apply
     #[arg(long, group = "kind")]
     virtio_blk: bool,
+    /// The machine of a virtio disk has no balloon, no free page reporting and no virtio-mem: a physical disk may keep its memory mapped, and
+    /// data go there without a copy
+    #[arg(long, requires = "virtio_blk")]
+    pin_memory: bool,
     #[command(flatten)]
     controller: ControllerArgs,
     /// A volume to attach at once
@@ -619,12 +624,12 @@ impl DeviceCreate {
             return Ok(DeviceKind::Nvme(nvme));
         }
         let NvmeSpec { queues, migration, .. } = nvme;
-        let disk = VirtioBlkSpec { queues, serial: nvme.serial.clone(), migration };
+        let disk = VirtioBlkSpec { queues, serial: nvme.serial.clone(), migration, pin_memory: self.pin_memory };
         let usual = NvmeSpec { queues, serial: nvme.serial.clone(), migration, ..NvmeSpec::default() };
         if nvme == usual {
             Ok(DeviceKind::VirtioBlk(disk))
         } else {
-            Err("a virtio disk has --queues, --serial and --migration; the other options are an NVMe controller's"
+            Err("a virtio disk has --queues, --serial, --migration, --pin-memory; the other options are an NVMe controller's"
                 .to_owned())
         }
     }

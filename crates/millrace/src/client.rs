@@ -4,6 +4,7 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    pin::pin,
     time::Duration,
 };
 
@@ -21,12 +22,15 @@ use tokio::{
     net::UnixStream,
     runtime::Runtime,
     signal::unix::{SignalKind, signal},
+    time::timeout,
 };
 
 /// How often a question is put when who would answer it ends.
 const QUESTION_ATTEMPTS: u32 = 4;
 /// Before it is put again.
 const BEFORE_NEXT_ATTEMPT: Duration = Duration::from_millis(50);
+/// How long an answer to a question may take before who asked is told that there is none.
+const SLOW: Duration = Duration::from_secs(5);
 /// A pipe that has any room takes so much at once, as pipe(7) promises.
 const PART: usize = 4096;
 
@@ -96,6 +100,23 @@ pub(crate) enum ClientError {
     },
 }
 
+impl ClientError {
+    /// For who waits for the end of `what`, which `show` shows: where only the daemon has ended it has not failed, and goes on.
+    pub(crate) fn while_waiting(self, what: &str, show: &str) -> Box<dyn std::error::Error> {
+        let is_daemons_end = match &self {
+            Self::NotRunning { .. } | Self::Http { .. } => true,
+            Self::Refused(problem) => problem.code == "stopping",
+            _ => false,
+        };
+        if is_daemons_end {
+            let goes_on = format!("{what} goes on when it is back (\"{show}\" tells)");
+            format!("the daemon has ended, or does not answer; {goes_on}: {self}").into()
+        } else {
+            self.into()
+        }
+    }
+}
+
 /// A daemon to talk to.
 pub(crate) struct Client {
     socket: PathBuf,
@@ -145,7 +166,12 @@ impl Client {
 
     /// The answer's status and body, if it is a good one.
     fn request(&self, method: Method, path: &str, body: Vec<u8>) -> Result<(u16, Bytes), ClientError> {
-        let (status, body) = self.runtime.block_on(self.exchange(method, path, body))?;
+        let (status, body) = self.runtime.block_on(async {
+            // What changes something may take its time.
+            let is_question = method == Method::GET;
+            let exchange = self.exchange(method, path, body);
+            if is_question { patiently(exchange, SLOW, tell_silence).await } else { exchange.await }
+        })?;
         if status.is_success() {
             return Ok((status.as_u16(), body));
         }
@@ -254,6 +280,21 @@ impl Client {
     }
 }
 
+/// Waits for its end however long that takes, and tells when it takes long.
+async fn patiently<T>(work: impl Future<Output = T>, slow: Duration, tell: impl FnOnce()) -> T {
+    let mut work = pin!(work);
+    if let Ok(done) = timeout(slow, work.as_mut()).await {
+        return done;
+    }
+    tell();
+    work.await
+}
+
+fn tell_silence() {
+    let silent = SLOW.as_secs();
+    eprintln!("millrace: no answer for {silent} s: the daemon's worker hangs or is busy (docs/survival.md); still waiting");
+}
+
 fn encode(body: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(body).expect("requests have text for keys and nothing that JSON lacks")
 }
@@ -330,6 +371,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let refused = Client::new(folder.path()).unwrap().get::<Value>("/v1/volumes/").unwrap_err().to_string();
         assert_eq!(refused, "the name of the volume is empty; \"millrace volume list\" shows what there is");
+    }
+
+    /// What is told is what ends the work here, which waits for nothing else.
+    #[test]
+    fn a_silence_is_told_and_nothing_is_given_up() {
+        let client = Client::new(Path::new("run")).unwrap();
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let answer = client.runtime.block_on(patiently(told, Duration::ZERO, || tell.send("it was told").unwrap()));
+        assert_eq!(answer, Ok("it was told"));
+        let at_once = client.runtime.block_on(patiently(async { 7 }, Duration::ZERO, || panic!("it was there")));
+        assert_eq!(at_once, 7);
     }
 
     #[test]

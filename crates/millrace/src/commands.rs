@@ -3,8 +3,8 @@
 use std::error::Error;
 
 use millrace_control::{
-    AttachSpec, DeviceSpec, DeviceView, HistoryEntry, NamespaceView, ServiceAnswer, ServiceCommand, ShardView, Size, State,
-    Status, VolumeChange, VolumeSpec, VolumeView, WorkerView,
+    AttachSpec, DeviceSpec, DeviceView, EMPTIED, HistoryEntry, NamespaceView, ServiceAnswer, ServiceCommand, ShardView,
+    Size, State, Status, VolumeChange, VolumeSpec, VolumeView, WorkerView,
 };
 use millrace_services::Leaf;
 use serde_json::{Value, json};
@@ -115,6 +115,14 @@ fn state(state: State, reason: Option<&String>) -> String {
     }
 }
 
+/// How a volume is, and what of it is not well.
+fn volume_state(view: &VolumeView) -> String {
+    match (view.state, &view.unwell) {
+        (State::Ready, Some(what)) => format!("{}: {what}", view.health),
+        (is, _) => state(is, reason(view).as_ref()),
+    }
+}
+
 fn attached_to(view: &VolumeView) -> String {
     let users = view.attached_to.iter().map(|user| format!("{}:{}", user.device, user.nsid));
     users.collect::<Vec<_>>().join(" ")
@@ -139,7 +147,7 @@ fn volume_table(views: &[VolumeView]) -> String {
             u32::from(view.block_size).to_string(),
             format!("{}{read_only}", view.stack),
             dash(attached_to(view)),
-            state(view.state, reason(view).as_ref()),
+            volume_state(view),
         ]);
     }
     table.render()
@@ -157,8 +165,8 @@ const REOPENED: &str = "put right what it says; what could not be opened then op
 
 fn volume_facts(view: &VolumeView) -> String {
     let reason = reason(view);
-    let mut list = vec![("name", view.name.to_string()), ("state", state(view.state, reason.as_ref()))];
-    list.extend(reason.map(|_| ("to do", REOPENED.to_owned())));
+    let mut list = vec![("name", view.name.to_string()), ("state", volume_state(view))];
+    list.extend(reason.filter(|why| !why.contains(EMPTIED)).map(|_| ("to do", REOPENED.to_owned())));
     list.extend([
         ("size", format!("{} ({} bytes)", view.size, view.size.0)),
         ("used", allocated(view)),
@@ -193,8 +201,11 @@ pub(crate) fn device(global: &Global, command: DeviceCommand) -> Done {
             let view: NamespaceView = client.post(&format!("{}/namespaces", path(&name)), &spec)?;
             show(global, &view, |view| format!("device {name}: namespace {} is volume {}", view.nsid, view.volume))
         }
-        DeviceCommand::Detach { name, nsid } => {
-            let nsid = nsid.map_or_else(|| only_namespace(&client, &path(&name)), Ok)?;
+        DeviceCommand::Detach { name, namespace } => {
+            let nsid = match namespace.as_deref().map(str::parse::<u32>) {
+                Some(Ok(nsid)) => nsid,
+                _ => find_namespace(&client.get(&path(&name))?, namespace.as_deref())?,
+            };
             client.delete(&format!("{}/namespaces/{nsid}", path(&name)))?;
             show(global, &json!({ "detached": nsid }), |_| format!("device {name}: namespace {nsid} detached"))
         }
@@ -255,13 +266,24 @@ fn attach_first(client: &Client, name: &str, path: &str, attach: &AttachSpec) ->
     }
 }
 
-/// The identifier of a virtio disk's volume.
-fn only_namespace(client: &Client, path: &str) -> Result<u32, Box<dyn Error>> {
-    let view: DeviceView = client.get(path)?;
-    if view.virtio_blk.is_none() {
-        return Err(Misuse("which namespace? give its identifier".to_owned()).into());
-    }
-    Ok(view.namespaces.first().ok_or_else(|| format!("device {} shows no volume", view.name))?.nsid)
+/// The identifier of a volume's namespace; of a virtio disk's only one where none is named.
+fn find_namespace(view: &DeviceView, volume: Option<&str>) -> Result<u32, Box<dyn Error>> {
+    let Some(volume) = volume else {
+        if view.virtio_blk.is_none() {
+            let shown = namespaces_of(view);
+            return Err(Misuse(format!("which namespace? give its identifier, or its volume: {shown}")).into());
+        }
+        return Ok(view.namespaces.first().ok_or_else(|| format!("device {} shows no volume", view.name))?.nsid);
+    };
+    let found = view.namespaces.iter().find(|namespace| namespace.volume.as_str() == volume);
+    let missing = || format!("device {} does not show volume {volume}; it shows {}", view.name, namespaces_of(view));
+    Ok(found.ok_or_else(missing)?.nsid)
+}
+
+/// A device's namespaces with their volumes.
+fn namespaces_of(view: &DeviceView) -> String {
+    let namespaces = view.namespaces.iter().map(|namespace| format!("{}:{}", namespace.nsid, namespace.volume));
+    dash(namespaces.collect::<Vec<_>>().join(" "))
 }
 
 fn guest(view: &DeviceView) -> String {
@@ -375,10 +397,15 @@ fn status_text(status: &Status) -> String {
     }
     lines.extend(status.upgrade.iter().map(|view| format!("last upgrade: {}", upgrade::text(view))));
     lines.extend(status.failed.iter().map(|failed| format!("failed: {failed}")));
-    if status.failed.iter().any(|failed| failed.starts_with("volume ") || failed.starts_with("device ")) {
+    let opens =
+        |failed: &String| ["volume ", "device "].iter().any(|kind| failed.starts_with(kind)) && !failed.contains(EMPTIED);
+    if status.failed.iter().any(opens) {
         lines.push(format!("to do: {REOPENED}"));
     }
     lines.extend(status.degraded.iter().map(|degraded| format!("degraded: {degraded}")));
+    if !status.degraded.is_empty() {
+        lines.push("to do: \"millrace volume show NAME\" tells what is wrong with it, and what to do".to_owned());
+    }
     lines.join("\n")
 }
 
@@ -459,6 +486,8 @@ mod tests {
             created_by: None,
             state,
             reason: (state == State::Failed).then(|| "no such file".to_owned()),
+            health: millrace_services::Health::Good,
+            unwell: None,
             attached_to: Vec::new(),
             migration,
             warning: None,
@@ -489,6 +518,16 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_that_is_degraded_is_listed_as_such() {
+        let mut view: VolumeView = serde_json::from_str(&volume("disk | file:/v.img", None, State::Ready)).unwrap();
+        (view.health, view.unwell) = (millrace_services::Health::Degraded, Some("mirror: leg 1 failed".to_owned()));
+        let views = [view];
+        for told in [volume_table(&views), disks::table(&views), volume_facts(&views[0])] {
+            assert!(told.contains("degraded: mirror: leg 1 failed") && !told.contains("ready"), "{told}");
+        }
+    }
+
+    #[test]
     fn what_has_failed_comes_with_what_to_do() {
         let mut status = Status {
             version: String::new(),
@@ -507,10 +546,16 @@ mod tests {
         };
         let told = status_text(&status);
         assert!(told.ends_with(&format!("No such file\nto do: {REOPENED}")), "{told}");
-        for failed in [vec!["copy c: its target is full".to_owned()], Vec::new()] {
+        let emptied = format!("volume v: it holds no mirror; {EMPTIED}: delete it");
+        for failed in [vec!["copy c: its target is full".to_owned()], vec![emptied], Vec::new()] {
             status.failed = failed;
             assert!(!status_text(&status).contains("to do"));
         }
+        status.degraded = vec!["volume v: mirror: leg 1 failed".to_owned()];
+        assert!(status_text(&status).contains("leg 1 failed\nto do: \"millrace volume show NAME\""));
+        // Always there, for programs.
+        status.degraded.clear();
+        assert!(json!(status)["degraded"].as_array().is_some_and(Vec::is_empty));
     }
 
     #[test]

@@ -108,7 +108,7 @@ fn is_misuse(error: &(dyn Error + 'static)) -> bool {
         Some(DaemonError::Shards(_) | DaemonError::Config(ConfigError::Parse { .. } | ConfigError::Twice { .. }))
     );
     let of_bench = matches!(error.downcast_ref(), Some(BenchError::ManySockets(_) | BenchError::Mixed));
-    let of_log = matches!(error.downcast_ref(), Some(LogError::Filter { .. }));
+    let of_log = matches!(error.downcast_ref(), Some(LogError::Filter { .. } | LogError::Word { .. }));
     let of_sandbox = matches!(error.downcast_ref(), Some(SandboxError::Memory { .. }));
     error.is::<Misuse>() || of_daemon || of_bench || of_log || of_sandbox
 }

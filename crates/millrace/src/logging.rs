@@ -14,7 +14,7 @@ use serde_json::json;
 use thiserror::Error;
 use tracing_subscriber::{
     EnvFilter, Layer,
-    filter::ParseError,
+    filter::{LevelFilter, ParseError},
     fmt::{
         format::Writer,
         time::{FormatTime, SystemTime},
@@ -31,6 +31,17 @@ use crate::cli::{LogArgs, LogFormat};
 
 /// What is logged unless told otherwise: what the operator does, and what goes wrong.
 const DEFAULT: &str = "warn,millrace_control=info";
+/// What targets begin with: the crates that log, and what they have in common.
+const TARGETS: [&str; 8] = [
+    "millrace_control",
+    "millrace_services",
+    "millrace_frontends",
+    "millrace_backends",
+    "millrace_engine",
+    "millrace_cipher",
+    "millrace_command",
+    "millrace",
+];
 
 /// There can be no log.
 #[derive(Debug, Error)]
@@ -42,6 +53,9 @@ pub(crate) enum LogError {
         #[source]
         source: ParseError,
     },
+    /// A word of it would be a target that nothing has.
+    #[error("--log {filter:?}: {why}")]
+    Word { filter: String, why: String },
     /// No thread for the log.
     #[error("the log's thread cannot be started: {0}")]
     Thread(#[from] io::Error),
@@ -57,8 +71,7 @@ impl Drop for LogGuard {
 }
 
 pub(crate) fn start(args: &LogArgs) -> Result<LogGuard, LogError> {
-    let text = args.filter.as_deref().unwrap_or(DEFAULT);
-    let filter = EnvFilter::try_new(text).map_err(|source| LogError::Filter { filter: text.to_owned(), source })?;
+    let filter = filter(args.filter.as_deref().unwrap_or(DEFAULT))?;
     let (flood, format) = (Flood::default(), args.format);
     let out = Lines::start(io::stderr(), flood.clone(), move |loss, count| loss.line(format, count))?;
     let lines = tracing_subscriber::fmt::layer().with_writer(out.clone()).with_ansi(false);
@@ -70,6 +83,32 @@ pub(crate) fn start(args: &LogArgs) -> Result<LogGuard, LogError> {
     tracing_subscriber::registry().with(filter).with(lines).with(FloodGuard { flood, lines: out.clone() }).init();
     log_panics();
     Ok(LogGuard(out))
+}
+
+/// Understands a filter. For the library a word that is no level is a target, and what no target names is off, errors too: so words are looked at
+/// here, and errors stay on where no level is said for all.
+fn filter(text: &str) -> Result<EnvFilter, LogError> {
+    fn is_level(part: &str) -> bool {
+        part.parse::<LevelFilter>().is_ok()
+    }
+    let mut parts: Vec<_> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    for &part in parts.iter().filter(|part| !is_level(part)) {
+        let target = part.split(['=', '[']).next().unwrap_or_default();
+        if TARGETS.contains(&target.split("::").next().unwrap_or_default()) {
+            continue;
+        }
+        let why = if target == part {
+            format!("{part:?} is no level; write error, warn, info, debug or trace, or a list of TARGET=LEVEL")
+        } else {
+            let targets = TARGETS.join(", ");
+            format!("{target:?} is no target; there are {targets}, and what lies in them, as millrace_services::mirror")
+        };
+        return Err(LogError::Word { filter: text.to_owned(), why });
+    }
+    if !parts.iter().any(|part| is_level(part)) {
+        parts.push("error");
+    }
+    EnvFilter::try_new(parts.join(",")).map_err(|source| LogError::Filter { filter: text.to_owned(), source })
 }
 
 /// Panics are reported on the same way as everything else: a shard that contains one must not wait for a reader either.
@@ -191,7 +230,27 @@ mod tests {
     }
 
     #[test]
-    fn the_default_filter_is_one() {
-        EnvFilter::try_new(DEFAULT).unwrap();
+    fn a_filter_is_of_levels_and_targets_of_ours_and_keeps_errors() {
+        for (text, kept) in [
+            (DEFAULT, DEFAULT),
+            ("trace", "trace"),
+            ("millrace=debug,warn", "millrace=debug,warn"),
+            ("millrace_control=info", "error,millrace_control=info"),
+            ("millrace_services::mirror=debug", "error,millrace_services::mirror=debug"),
+            (" info , millrace=debug", "info,millrace=debug"),
+            ("", "error"),
+        ] {
+            assert_eq!(filter(text).unwrap().to_string(), EnvFilter::try_new(kept).unwrap().to_string(), "{text}");
+        }
+        for (text, why) in [
+            ("wran", "\"wran\" is no level; write error, warn"),
+            ("info,wran", "\"wran\" is no level"),
+            ("warn,millrace_servces=debug", "\"millrace_servces\" is no target; there are millrace_control, "),
+            ("=debug", "\"\" is no target"),
+            ("millrace_control=loud", "write a level"),
+        ] {
+            let error = filter(text).unwrap_err().to_string();
+            assert!(error.starts_with("--log ") && error.contains(why), "{text}: {error}");
+        }
     }
 }

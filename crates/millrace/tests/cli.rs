@@ -151,7 +151,7 @@ fn a_disk_from_nothing_and_away_again() {
     assert!(shown.contains("5     f       read-only"), "{shown}");
     assert!(place.ok(&["volume", "list"]).contains("512M"));
     assert!(place.ok(&["device", "list"]).contains("1:a 5:f"));
-    place.ok(&["device", "detach", "d", "5"]);
+    place.ok(&["device", "detach", "d", "f"]);
     assert!(place.ok(&["volume", "delete", "f"]).contains("f.img stays"));
     place.ok(&["device", "delete", "d"]);
     assert!(!socket.exists());
@@ -255,10 +255,12 @@ fn refusals_are_told_with_advice_and_change_nothing() {
         (&["device", "attach", "none", "a"], "device none does not exist"),
         (&["device", "attach", "d", "a", "--nsid", "9"], "has volume a already, as namespace 1"),
         (&["device", "detach", "d", "2"], "device d has no namespace 2"),
+        (&["device", "detach", "d", "other"], "device d does not show volume other; it shows "),
     ] {
         let told = place.fails(1, arguments);
         assert!(told.starts_with("millrace: ") && told.contains(complaint), "{arguments:?}: {told}");
     }
+    assert!(place.fails(2, &["device", "detach", "d"]).contains("give its identifier, or its volume: 1:a"));
     let told = place.fails(2, &["volume", "insert", "a", "throttle(iops=0)"]);
     assert!(told.starts_with("millrace: volume a: stack, column "), "{told}");
     assert_eq!((place.json(&["volume", "list"]), place.json(&["device", "list"])), before);
@@ -268,7 +270,8 @@ fn refusals_are_told_with_advice_and_change_nothing() {
 #[test]
 fn caps_are_lifted_by_who_says_so() {
     let place = Place::with_daemon();
-    place.ok(&["group", "create", "g", "--iops", "5K", "--weight", "2"]);
+    assert!(place.ok(&["group", "create", "w", "--weight", "2"]).contains("share(group=w)"));
+    assert!(place.ok(&["group", "create", "g", "--iops", "5K", "--weight", "2"]).contains("throttle(group=g)"));
     let told = place.fails(2, &["group", "change", "g"]);
     assert!(told.contains("group g: what is to change?") && told.contains("--no-caps"), "{told}");
     assert_eq!(place.json(&["group", "show", "g"])["caps"]["iops"], 5000);
@@ -310,6 +313,7 @@ fn wrong_usage_has_its_own_exit_code() {
         (&["usage", "--from", "2026-02-01", "--to", "2026-01-01"], "exchange the two"),
         (&["device", "create", "d", "--virtio-blk", "--mdts", "8K"], "the other options are an NVMe controller's"),
         (&["volume", "command", "v", "mirror", "resync", "word"], "write name=value"),
+        (&["volume", "command", "v", "mirror", "fail", "leg=1", "leg=0"], "leg: it is said twice"),
         (&["bench"], "--device <ADDRESS"),
         (&["bench", "--socket", "a.sock", "--device", "0000:01:00.0"], "cannot be used with"),
         (&["bench", "--socket", "a.sock", "--socket", "b.sock"], "2 sockets: only --lean drives more than one"),
@@ -416,6 +420,7 @@ fn settings_that_make_no_sense_are_named() {
     let place = Place::new();
     assert!(place.fails(2, &["serve", "--state-dir", "s", "--shards", "x"]).contains("--shards: \"x\" is neither"));
     assert!(place.fails(2, &["serve", "--state-dir", "s", "--log", "a=b=c"]).contains("--log"));
+    assert!(place.fails(2, &["serve", "--state-dir", "s", "--log", "wran"]).contains("\"wran\" is no level"));
     fs::write(place.path("file"), "").unwrap();
     assert!(place.fails(1, &["serve", "--state-dir", "file/state"]).contains("file/state"));
     fs::write(place.path("m.toml"), "[sandbox]\nmemory = \"1M\"\n").unwrap();

@@ -103,11 +103,16 @@ daemon() {
     expect_well
 }
 
-# The disk of `daemon` as a virtio disk, from which data go straight to and from the controller as well; then its NVMe device again.
+# The disk of `daemon` as a virtio disk: its guest's memory is mapped for the controller where that was said to be safe, and only there. Then
+# its NVMe device again.
 virtio() {
     millrace device delete vm || daemon_failed "its NVMe device cannot be deleted"
     millrace device create v --virtio-blk --volume disk || daemon_failed "no virtio disk"
     before=$(mapped)
+    in_host /bin/nvme-nested virtio /run/millrace/v.sock || daemon_failed "virtio by way of buffers failed"
+    [ "$(mapped)" -eq "$before" ] || daemon_failed "memory that a guest may give back was mapped"
+    millrace device delete v || daemon_failed "the virtio disk cannot be deleted"
+    millrace device create v --virtio-blk --pin-memory --volume disk || daemon_failed "no virtio disk whose memory may be mapped"
     in_host /bin/nvme-nested virtio /run/millrace/v.sock || daemon_failed "virtio failed"
     [ "$(mapped)" -gt "$before" ] || daemon_failed "no memory of virtio's guests was mapped"
     expect_well

@@ -45,6 +45,21 @@ pub(super) fn of_volume(error: &VolumeError) -> Class {
     }
 }
 
+/// What to do about a size that a service in a volume's stack does not take.
+pub(super) fn about_unsupported(volume: &str, what: &str) -> Option<String> {
+    let name = volume.split('/').next().unwrap_or(volume);
+    match what {
+        "resizing" => Some(format!(
+            "take a cache out first (\"millrace volume remove {name} cache\"), and put it in again when the volume is resized; of parity make another \
+             volume, and \"millrace copy\""
+        )),
+        "resizing while it is being migrated" => {
+            Some(format!("wait for its end, or \"millrace volume migrate {name} --cancel\" first"))
+        }
+        _ => None,
+    }
+}
+
 pub(super) fn of_graph(error: &GraphError) -> Class {
     match error {
         GraphError::Leaf { source: LeafError::Volume(error), .. } => of_volume(error),
@@ -59,6 +74,7 @@ fn of_service(error: &ServiceError) -> Class {
         ServiceError::Volume(error) => of_volume(error),
         ServiceError::File { source, .. } => of_io(source),
         ServiceError::NotNow(_) => Class::Conflict,
+        ServiceError::HalfWay(error) => of_service(error),
         ServiceError::Leg { source: BlockError::NoSpace, .. } => Class::NoRoom,
         ServiceError::Leg { .. } | ServiceError::Engine(_) => Class::Failed,
         ServiceError::Setting(_)

@@ -79,7 +79,7 @@ fn the_class_says_whose_failure_it_is() {
         (leg(BlockError::NoSpace), Class::NoRoom),
         (leg(BlockError::WriteFault { errno: 5 }), Class::Failed),
         (change(ChangeFailed::Store("No space left on device".to_owned())), Class::Failed),
-        (change(ChangeFailed::Size { old: 1, new: 2 }), Class::Conflict),
+        (change(ChangeFailed::Size { old: 1, new: 2, way: "" }), Class::Conflict),
         (change(ChangeFailed::Graph(leaf(Errno::IO))), Class::Failed),
         (change(ChangeFailed::TooDeep { needed: 2, room: 1 }), Class::Invalid),
         (ControlError::Copy { copy: name("c"), source: CopyError::Shape("smaller".to_owned()) }, Class::Invalid),
@@ -132,4 +132,13 @@ fn what_the_system_said_comes_with_what_to_do() {
         assert!(advice.as_ref().is_some_and(|advice| advice.contains(remedy)), "{detail}: {advice:?}");
     }
     assert_eq!(volume(Errno::PIPE).advice(), None);
+    for (what, remedy) in [
+        ("resizing", Some("volume remove v cache")),
+        ("resizing while it is being migrated", Some("volume migrate v --cancel")),
+        ("formatting", None),
+    ] {
+        let advice = ControlError::Volume(VolumeError::Unsupported { volume: "v/cache".to_owned(), what }).advice();
+        assert_eq!(advice.is_some(), remedy.is_some(), "{what}");
+        assert!(advice.is_none_or(|advice| advice.contains(remedy.unwrap_or_default())), "{what}");
+    }
 }

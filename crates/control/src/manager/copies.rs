@@ -502,11 +502,11 @@ impl Inner {
     }
 
     /// Whether any of a volume's blocks are in memory.
-    fn is_in_memory(&self, volume: &Name) -> bool {
+    pub(super) fn is_in_memory(&self, volume: &Name) -> bool {
         let below = |leaf: &Leaf| match leaf.volume().map(str::parse::<Name>) {
             Some(Ok(volume)) => self.is_in_memory(&volume),
             Some(Err(_)) => false,
-            None => leaf.file().is_none(),
+            None => leaf.is_memory(),
         };
         let stack: Option<&Node> = self.volumes.get(volume).map(|volume: &Volume| &volume.record.spec.stack);
         stack.is_some_and(|stack| stack.leaves().into_iter().any(below))

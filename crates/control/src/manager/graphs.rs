@@ -293,8 +293,7 @@ impl Inner {
         let mut graph = graph.map_err(|error| failed(name, error))?;
         let has = graph.volume().geometry().bytes();
         if let Some(size) = size.filter(|size| has != *size) {
-            let why = "its stack has another size";
-            tracing::debug!(volume = %name, has, size, "a stack's size is not its volume's");
+            let why = format!("its stack has {}", Size(has));
             return Err(ControlError::BadSize { name: name.clone(), size: Size(size), why });
         }
         let switch = Switch::kept(name.as_str(), Arc::clone(graph.volume()), self.means.ledger(name));
@@ -507,6 +506,11 @@ impl Manager {
 
     /// Gives a command to a service of a volume. A disk does not give up what a volume has that is there but could not be opened.
     pub fn command_service(&self, name: &str, command: &ServiceCommand) -> Result<ServiceAnswer, ControlError> {
+        let mut arguments = Settings::default();
+        for (name, value) in &command.arguments {
+            arguments.add(name, value);
+        }
+        let refused = |volume: &Name, source| failed(volume, GraphError::Service { node: command.service.clone(), source });
         let (volume, service) = {
             let mut inner = self.lock()?;
             let volume = inner.idle_volume(name)?;
@@ -516,7 +520,7 @@ impl Manager {
                 inner.check_not_declared(&name, command)?;
             }
             let services = volume.graph.as_ref().map(|live| live.graph.services(&command.service)).unwrap_or_default();
-            let [(_, service)] = &services[..] else {
+            let [(node, service)] = &services[..] else {
                 let place = |(node, _): &(String, _)| told_apart(node.split(" (").next().unwrap_or_default()).to_owned();
                 let places: Vec<_> = services.iter().map(place).collect();
                 let why = match &places[..] {
@@ -525,21 +529,21 @@ impl Manager {
                 };
                 return Err(ControlError::invalid("volume", &name, why));
             };
+            // What a node is stands behind its place, which the uppermost one does not have.
+            let word = node.split_once(" (").map_or(node.as_str(), |(_, word)| word.trim_end_matches(')'));
+            if let Some(kind) = find(word) {
+                kind.check_arguments(&command.command, &arguments).map_err(|error| refused(&name, error))?;
+            }
             let service = Arc::clone(service);
             // A change in the middle of it would have another service go on with what this one is about to do.
             inner.commanded.insert(name.clone());
             (name, service)
         };
-        let mut arguments = Settings::default();
-        for (name, value) in &command.arguments {
-            arguments.add(name, value);
-        }
         // A panic must not leave it marked.
         let answer = catch_unwind(AssertUnwindSafe(|| service.command(&command.command, &arguments)));
         self.peek().commanded.remove(&volume);
         let answer = answer.unwrap_or_else(|panic| resume_unwind(panic));
-        let source = |source| GraphError::Service { node: command.service.clone(), source };
-        answer.map(|answer| ServiceAnswer { answer }).map_err(|error| failed(&volume, source(error)))
+        answer.map(|answer| ServiceAnswer { answer }).map_err(|error| refused(&volume, error))
     }
 }
 
@@ -654,15 +658,15 @@ impl Manager {
     /// those of the old graph.
     fn close_meter(&self, inner: &mut Inner, name: &Name, before: &[Arc<dyn Service>], after: &LiveGraph) {
         let after = meters_of(after);
-        self.end_meter(inner, name, before, after.first());
+        self.end_meter(inner, name, before, &after);
         inner.keep_meter(name, after.first());
     }
 
-    fn end_meter(&self, inner: &Inner, name: &Name, before: &[Arc<dyn Service>], after: Option<&Arc<dyn Service>>) {
+    fn end_meter(&self, inner: &Inner, name: &Name, before: &[Arc<dyn Service>], after: &[Arc<dyn Service>]) {
         let Some(volume) = inner.volumes.get(name) else { return };
         let metered = |meter: &Arc<dyn Service>| inner.metered(volume, meter);
         let Some(last) = before.first().and_then(metered) else { return };
-        let next = after.and_then(metered);
+        let next = after.first().and_then(metered);
         let counts_on = next.as_ref().is_some_and(|next| next.meter.ptr_eq(&last.meter));
         if counts_on && next.as_ref().is_some_and(|next| next.reading.tenant == last.reading.tenant) {
             return;
@@ -672,9 +676,11 @@ impl Manager {
         if counts_on {
             return;
         }
-        // One that was there below the last has counted what is on the account by that.
-        let counted = |next: Metered| before.iter().filter_map(metered).find(|old| old.meter.ptr_eq(&next.meter));
-        self.account.end(&ended, next.and_then(counted).as_ref());
+        // One that was there below the last has counted what is on the account by that, and so has one that came above it in the meantime.
+        let is_below = after.iter().filter_map(metered).any(|there| there.meter.ptr_eq(&ended));
+        let was_below = |next: &Metered| before.iter().filter_map(metered).any(|old| old.meter.ptr_eq(&next.meter));
+        let counted = next.filter(|next| is_below || was_below(next));
+        self.account.end(&ended, counted.as_ref());
     }
 
     /// Somebody is about to sum up the account.
@@ -688,18 +694,21 @@ impl Manager {
     }
 }
 
-/// How a service is that is not well, and its name: worth a line in the daemon's status. One that has failed goes before others. Of
-/// several of its kind it is named with its place, as everywhere.
+/// How a service is that is not well, and its name, with the legs that it goes without: worth a line in the daemon's status. One that has failed
+/// goes before others. Of several of its kind it is named with its place, as everywhere.
 pub(super) fn unwell(tree: &Tree) -> Option<(Health, String)> {
-    let (health, node, place) = first_unwell(tree, &tree.node)?;
+    let (health, unwell, place) = first_unwell(tree, &tree.node)?;
+    let node = &unwell.node;
     let is_one_of_many = tree.count(node) > 1;
-    Some((health, if is_one_of_many { format!("{} ({node})", told_apart(&place)) } else { node.to_owned() }))
+    let name = if is_one_of_many { format!("{} ({node})", told_apart(&place)) } else { node.clone() };
+    let legs = if health == Health::Degraded { missing_legs(unwell) } else { Vec::new() };
+    Some((health, if legs.is_empty() { name } else { format!("{name}: {}", legs.join(", ")) }))
 }
 
-/// The same, the name and the place by themselves.
-fn first_unwell<'a>(tree: &'a Tree, place: &str) -> Option<(Health, &'a str, String)> {
+/// The same, the service and the place by themselves.
+fn first_unwell<'a>(tree: &'a Tree, place: &str) -> Option<(Health, &'a Tree, String)> {
     let here = tree.status.as_ref().map(|status: &Status| status.health);
-    let own = |health| (health, &*tree.node, place.to_owned());
+    let own = |health| (health, tree, place.to_owned());
     match here {
         // What outlives a leg says itself how it is.
         Some(Health::Failed) => Some(own(Health::Failed)),
@@ -712,6 +721,13 @@ fn first_unwell<'a>(tree: &'a Tree, place: &str) -> Option<(Health, &'a str, Str
             failed.or(own).or_else(|| below.into_iter().next())
         }
     }
+}
+
+/// What a service says of its legs that are not good.
+fn missing_legs(tree: &Tree) -> Vec<String> {
+    let facts = tree.status.iter().flat_map(|status| &status.facts);
+    let missing = facts.filter(|(name, is)| name.starts_with("leg ") && ["failed", "being filled"].contains(&is.as_str()));
+    missing.map(|(name, is)| format!("{name} {is}")).collect()
 }
 
 fn outlives_legs(service: &str) -> bool {

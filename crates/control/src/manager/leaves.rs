@@ -32,6 +32,11 @@ impl VolumeRecord {
         key.kind == Kind::BLOCKS && self.leaf_numbers().contains(&(key.slot / FILES))
     }
 
+    /// Whether the keeper has something of its leaves in memory.
+    pub(super) fn has_memory_in(&self, keeper: &Link) -> bool {
+        self.leaf_numbers().into_iter().any(|number| keeper.is_held(key(self.uuid, number, 0)))
+    }
+
     /// The numbers of its leaves in memory, from left to right.
     pub(super) fn leaf_numbers(&self) -> Vec<u32> {
         if self.memory_leaves.is_empty() {

@@ -32,11 +32,12 @@ use crate::{
 
 /// How often is looked how a migration is doing.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a change that could not be made is left alone.
+/// How long a change that could not be made is left alone: at first, and at most.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// Whether there is anything left to look after.
-enum Watch {
+pub(super) enum Watch {
     Again(Duration),
     Over,
 }
@@ -112,6 +113,13 @@ impl Manager {
         })
     }
 
+    /// The same by itself, and so again and again until it is done: a change that cannot be stored has guests wait all the same, and the
+    /// migration begins anew. Whether it can be is asked before.
+    fn end_by_itself(&self, name: &Name, stays: Stays, note: &Note<'_>) -> Result<(), ControlError> {
+        self.store.try_room(name)?;
+        self.end_migration(name.as_str(), stays, note.to_string()).map(drop)
+    }
+
     /// Stores which migrations were given up when volumes were opened, and has every other one looked after.
     pub(super) fn attend_migrations(&self, inner: &mut Inner) {
         let given_up = std::mem::take(&mut inner.given_up);
@@ -138,7 +146,7 @@ impl Manager {
     }
 
     /// One look at a migration.
-    fn look_after(&self, name: &Name) -> Result<Watch, ControlError> {
+    pub(super) fn look_after(&self, name: &Name) -> Result<Watch, ControlError> {
         let mut inner = self.peek();
         let stopping = inner.stopping;
         let volume = inner.volumes.get(name).filter(|volume| volume.live.is_ok() && !stopping);
@@ -156,11 +164,11 @@ impl Manager {
             // Absent: it is being changed.
             None | Some(Progress::Copying(..)) => return Ok(Watch::Again(LOOK)),
             Some(Progress::Whole) => {
-                self.end_migration(name.as_str(), Stays::New, Note::Done(&from).to_string())?;
+                self.end_by_itself(name, Stays::New, &Note::Done(&from))?;
                 tracing::info!(volume = %name, %from, %to, "migrated");
             }
             Some(Progress::Failed(why)) => {
-                self.end_migration(name.as_str(), Stays::Old, Note::Failed(&to, &why).to_string())?;
+                self.end_by_itself(name, Stays::Old, &Note::Failed(&to, &why))?;
                 tracing::error!(volume = %name, %from, %to, "the migration has failed, and the volume is where it was: {why}");
             }
         }
@@ -168,24 +176,43 @@ impl Manager {
     }
 }
 
+/// When is looked next.
+struct Pace {
+    after_failure: Duration,
+}
+
+impl Pace {
+    /// None: it is over. An end that could not be made may have had guests wait, and the copying begins anew: so one that is copying in between is
+    /// not tried sooner for it.
+    fn after(&mut self, looked: &Result<Watch, ControlError>) -> Option<Duration> {
+        match looked {
+            Ok(Watch::Again(wait)) => Some(*wait),
+            Ok(Watch::Over) => None,
+            Err(_) => {
+                let wait = self.after_failure;
+                self.after_failure = (wait * 2).min(LONGEST);
+                Some(wait)
+            }
+        }
+    }
+}
+
 /// Looks after a migration until it is over.
 fn attend(manager: &WeakManager, name: &Name) {
-    let (mut wait, mut told) = (LOOK, String::new());
+    let (mut wait, mut pace, mut told) = (LOOK, Pace { after_failure: TRY_AGAIN }, String::new());
     loop {
         thread::sleep(wait);
         let Some(manager) = manager.upgrade() else { return };
-        wait = match manager.look_after(name) {
-            Ok(Watch::Again(wait)) => wait,
-            Ok(Watch::Over) => return,
-            Err(error) => {
-                let error = error.to_string();
-                if error != told {
-                    tracing::warn!(volume = %name, %error, "a migration cannot be brought to its end yet");
-                    told = error;
-                }
-                TRY_AGAIN
+        let looked = manager.look_after(name);
+        if let Err(error) = &looked {
+            let error = error.to_string();
+            if error != told {
+                tracing::warn!(volume = %name, %error, "a migration cannot be brought to its end yet");
+                told = error;
             }
-        };
+        }
+        let Some(next) = pace.after(&looked) else { return };
+        wait = next;
     }
 }
 
@@ -256,5 +283,21 @@ fn in_memory(stack: &Node, goes: bool) -> Vec<bool> {
             let legs = node.legs.iter().enumerate();
             legs.flat_map(|(at, leg)| in_memory(leg, goes || (moves && at == 1))).collect()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_that_fails_is_tried_less_and_less_often_also_when_it_copies_in_between() {
+        let mut pace = Pace { after_failure: TRY_AGAIN };
+        for wait in [1, 2, 4, 8, 10, 10].map(Duration::from_secs) {
+            let failed = Err(ControlError::NoVolume { name: "v".to_owned() });
+            assert_eq!(pace.after(&failed), Some(wait));
+            assert_eq!(pace.after(&Ok(Watch::Again(LOOK))), Some(LOOK));
+        }
+        assert_eq!(pace.after(&Ok(Watch::Over)), None);
     }
 }

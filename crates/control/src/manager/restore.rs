@@ -17,12 +17,13 @@ use super::{
     graphs::LiveGraph,
     late::HELD_UP,
     volumes::{FileChange, namespace},
+    warnings::forgetful,
 };
 use crate::{
     Name,
     config::{ConfigError, Declared, DeclaredDevice, Located},
     disks::Live,
-    error::ControlError,
+    error::{ControlError, EMPTIED},
     model::{AttachSpec, GroupSpec, VolumeSpec},
     store::{Changes, DeviceRecord, NamespaceRecord, StoreError, VolumeRecord},
 };
@@ -430,10 +431,32 @@ impl Inner {
         }
         let made = self.reopen_any(&mut record).or_else(|error| self.reopen_old(&mut record, error));
         let made = made.map_err(|error| {
-            tracing::error!(volume = %record.spec.name, %error, "the volume could not be restored");
-            error.to_string()
+            let reason = self.why_failed(&record, &error);
+            tracing::error!(volume = %record.spec.name, reason, "the volume could not be restored");
+            reason
         });
         self.take_restored(record, was, made);
+    }
+
+    /// Why a volume could not be opened. Where what its services look for was in memory and nobody has it any more, there is but one way on.
+    fn why_failed(&self, record: &VolumeRecord, error: &ControlError) -> String {
+        let name = &record.spec.name;
+        if !self.is_emptied(record) {
+            return error.to_string();
+        }
+        format!("{error}; {EMPTIED}: \"millrace volume delete {name}\", and make it anew")
+    }
+
+    /// Whether all of it is gone: where a leg still has data, they are not to be deleted, and what the error proposes counts.
+    fn is_emptied(&self, record: &VolumeRecord) -> bool {
+        let is_held = |record: &VolumeRecord| self.keeper.as_ref().is_some_and(|keeper| record.has_memory_in(keeper));
+        let is_empty = |below: &VolumeRecord| !is_held(below) && below.spec.stack.leaves().into_iter().all(Leaf::is_memory);
+        let in_memory = |leaf: &Leaf| match leaf.volume() {
+            Some(below) => self.volumes.get(below).is_some_and(|below| is_empty(&below.record)),
+            None => leaf.is_memory(),
+        };
+        let stack = &record.spec.stack;
+        !is_held(record) && stack.leaves().into_iter().all(in_memory) && !forgetful(stack, &in_memory).is_empty()
     }
 
     /// Tries again to open a volume that could not be opened.
@@ -450,7 +473,7 @@ impl Inner {
                 Ok(())
             }
             Err(error) => {
-                let reason = error.to_string();
+                let reason = self.why_failed(&record, &error);
                 let Some(volume) = self.volumes.get_mut(name) else { return Err(error) };
                 volume.lost |= record.untold;
                 if volume.live.as_ref().err() != Some(&reason) {

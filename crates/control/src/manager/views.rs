@@ -68,6 +68,13 @@ pub struct VolumeView {
     pub state: State,
     /// Why it does not.
     pub reason: Option<String>,
+    /// How well its services are doing: good, degraded (it works with less than it promises) or failed.
+    #[serde(default)]
+    #[schema(value_type = String)]
+    pub health: Health,
+    /// The service that is not good, with the legs that it goes without.
+    #[serde(default)]
+    pub unwell: Option<String>,
     /// The devices that have it.
     pub attached_to: Vec<UserView>,
     /// Where it is going, while it is being migrated.
@@ -361,7 +368,7 @@ pub struct Status {
     /// What does not work, each with its reason.
     pub failed: Vec<String>,
     /// What works with less than it promises (a mirror without one leg), each with the service.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub degraded: Vec<String>,
     /// The last upgrade since it started; absent when there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -475,10 +482,10 @@ impl Manager {
         };
         for volume in volumes {
             note("volume", &volume.name, &volume.reason);
-            match super::graphs::unwell(&volume.tree) {
-                Some((Health::Degraded, node)) => degraded.push(format!("volume {}: {node}", volume.name)),
-                Some((health, node)) => note("volume", &volume.name, &Some(format!("{node} is {health}"))),
-                None => {}
+            match (volume.health, &volume.unwell) {
+                (Health::Degraded, Some(what)) => degraded.push(format!("volume {}: {what}", volume.name)),
+                (health, Some(what)) => note("volume", &volume.name, &Some(format!("{what} is {health}"))),
+                (_, None) => {}
             }
         }
         for copy in self.copies() {
@@ -576,10 +583,12 @@ impl Inner {
         let record = &volume.record;
         let users = self.users(record.spec.name.as_str());
         let reason = volume.live.as_ref().err().cloned();
+        let tree = volume.graph.as_ref().map_or_else(|| Tree::of(&record.spec.stack), super::graphs::LiveGraph::tree);
+        let (health, unwell) = super::graphs::unwell(&tree).unzip();
         VolumeView {
             name: record.spec.name.clone(),
             stack: record.spec.stack.clone(),
-            tree: volume.graph.as_ref().map_or_else(|| Tree::of(&record.spec.stack), super::graphs::LiveGraph::tree),
+            tree,
             size: record.size(),
             block_size: record.block_size(),
             read_only: record.spec.read_only,
@@ -588,6 +597,8 @@ impl Inner {
             created_by: record.created_by.clone(),
             state: state(reason.as_ref()),
             reason,
+            health: health.unwrap_or_default(),
+            unwell,
             attached_to: users.map(|(user, nsid)| UserView { device: user.record.spec.name.clone(), nsid }).collect(),
             migration: super::migrations::view(volume),
             warning: None,

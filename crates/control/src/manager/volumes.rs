@@ -412,7 +412,7 @@ impl Inner {
             return Err(ControlError::BadSize {
                 name: record.spec.name.clone(),
                 size,
-                why: "its legs have changed their sizes",
+                why: format!("its legs have changed their sizes, and it has {}", Size(has)),
             });
         }
         Ok(made.live)
@@ -470,10 +470,14 @@ fn wanted_blocks(volume: &Volume, namespace: &Namespace, size: Size, shrink: boo
         return Err(ControlError::ReadOnly { name });
     }
     if size.0 < block {
-        return Err(ControlError::BadSize { name, size, why: "it is smaller than one block" });
+        return Err(ControlError::BadSize { name, size, why: format!("it is smaller than one block of {block} bytes") });
     }
     if !size.0.is_multiple_of(block) {
-        return Err(ControlError::BadSize { name, size, why: "it is not a multiple of the block size" });
+        return Err(ControlError::BadSize {
+            name,
+            size,
+            why: format!("it is not a multiple of the block size, {block} bytes"),
+        });
     }
     let has = Size(geometry.bytes());
     if size < has && !shrink {

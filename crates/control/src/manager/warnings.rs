@@ -2,10 +2,13 @@
 
 use std::{fs::Metadata, path::Path};
 
-use millrace_services::{Node, is_key_open_to_all};
+use millrace_services::{Leaf, Node, is_key_open_to_all};
 
 use super::images;
 use crate::{Size, model::VolumeSpec};
+
+/// Services that come up over memory that was emptied: they keep nothing there, or begin anew.
+const COME_UP: [&str; 6] = ["concat", "stripe", "throttle", "meter", "move", "disk"];
 
 /// All of it. To be called before the volume's files are opened: those that are made then hold nothing.
 pub(super) fn of(spec: &VolumeSpec) -> Option<String> {
@@ -13,6 +16,7 @@ pub(super) fn of(spec: &VolumeSpec) -> Option<String> {
     found.extend(longer_files(spec));
     let nodes = nodes(&spec.stack);
     found.extend(nodes.iter().copied().filter_map(forgotten_cache));
+    found.extend(forgotten(&spec.stack));
     found.extend(nodes.into_iter().filter_map(open_key));
     (!found.is_empty()).then(|| found.join("; "))
 }
@@ -51,6 +55,30 @@ fn forgotten_cache(node: &Node) -> Option<String> {
          take a file or a disk for it"
             .to_owned()
     })
+}
+
+/// A service that is over memory alone.
+fn forgotten(stack: &Node) -> Option<String> {
+    let node = forgetful(stack, &Leaf::is_memory).into_iter().find(|node| forgotten_cache(node).is_none())?;
+    // Elsewhere there may be data.
+    let is_all = stack.leaves().into_iter().all(Leaf::is_memory);
+    let anew = if is_all { " (delete it, and make it anew)" } else { "" };
+    Some(format!(
+        "all below {} is in memory: it is lost when the daemon stops, and the volume does not open again{anew}; take files or disks for it if \
+         its data count",
+        node.word()
+    ))
+}
+
+/// The services of a stack that miss what they keep when what is in memory is gone.
+pub(super) fn forgetful<'a>(stack: &'a Node, in_memory: &dyn Fn(&Leaf) -> bool) -> Vec<&'a Node> {
+    let is_lost = |node: &Node| node.leaves().into_iter().all(in_memory);
+    let forgets = |node: &&Node| match (node.word(), node.legs()) {
+        (_, []) => false,
+        ("cache", [fast, _]) => node.settings().text("mode") == Some("back") && is_lost(fast),
+        (word, _) => !COME_UP.contains(&word) && is_lost(node),
+    };
+    nodes(stack).into_iter().filter(forgets).collect()
 }
 
 /// A key that others than the daemon's user and group can read.
@@ -119,9 +147,30 @@ mod tests {
             assert!(told.contains("fast leg is in memory"), "{told}");
         }
         for stack in [
-            "cache(mode=back, memory(size=1M)) | memory",
             "cache(mode=back, file:/none/fast(size=1M)) | file:/none/slow",
             "cache(mode=through, memory(size=1M)) | file:/none/slow",
+        ] {
+            assert_eq!(told(stack), None, "{stack}");
+        }
+    }
+
+    #[test]
+    fn a_service_over_memory_alone_is_told() {
+        let told = |stack: &str| of(&spec(Some(1 << 20), stack));
+        for (stack, service) in [
+            ("meter | integrity | memory", "integrity"),
+            ("mirror(memory, memory)", "mirror"),
+            ("concat(integrity | memory(size=1M), file:/none/a(size=1M))", "integrity"),
+            ("cache(mode=back, memory(size=1M)) | memory", "cache"),
+        ] {
+            let told = told(stack).unwrap();
+            assert!(told.contains(&format!("all below {service} is in memory")), "{stack}: {told}");
+            assert_eq!(told.contains("delete it"), !stack.contains("file:"), "{stack}: {told}");
+        }
+        for stack in [
+            "memory",
+            "throttle(iops=1) | stripe(memory, memory)",
+            "integrity | concat(memory(size=1M), file:/none/a(size=1M))",
         ] {
             assert_eq!(told(stack), None, "{stack}");
         }
@@ -134,12 +183,12 @@ mod tests {
         let key = file(&path, 32);
         let told = |mode: u32| {
             fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-            of(&spec(Some(1 << 20), &format!("meter | crypt(key={key}) | memory")))
+            of(&spec(Some(1 << 20), &format!("meter | crypt(key={key}) | null")))
         };
         assert!(told(0o644).unwrap().contains("chmod 600 it"));
         assert_eq!(told(0o600), None);
         assert_eq!(told(0o640), None);
         fs::remove_file(&path).unwrap();
-        assert_eq!(of(&spec(Some(1 << 20), &format!("crypt(key={key}) | memory"))), None);
+        assert_eq!(of(&spec(Some(1 << 20), &format!("crypt(key={key}) | null"))), None);
     }
 }

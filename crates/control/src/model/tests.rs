@@ -29,6 +29,8 @@ fn a_device_is_one_thing() {
     let disk = parse(r#"{"name":"d","virtio_blk":{"serial":"S"}}"#).unwrap();
     assert_eq!(disk.kind.virtio_blk().map(|disk| disk.queues), Some(16));
     assert_eq!(serde_json::to_string(&disk).unwrap(), r#"{"name":"d","virtio_blk":{"queues":16,"serial":"S"}}"#);
+    assert!(!disk.disk_config().pin_memory, "a guest may give its memory back, unless somebody knows better");
+    assert!(parse(r#"{"name":"d","virtio_blk":{"pin_memory":true}}"#).unwrap().disk_config().pin_memory);
     disk.validate(1).unwrap();
     for text in [r#"{"name":"d"}"#, r#"{"name":"d","nvme":{},"virtio_blk":{}}"#] {
         assert!(parse(text).unwrap_err().contains("either nvme or virtio_blk"), "{text}");

@@ -14,8 +14,8 @@ pub(crate) struct VolumeMigrate {
     /// Where it goes: file:PATH (made if need be), or any stack. What lies there is lost
     #[arg(long, value_parser = stack, value_name = "EXPR|FILE")]
     pub(crate) to: Option<Node>,
-    /// The part of its stack that goes: as "volume show" has it, or the word that it begins with [default: what lies below all that is
-    /// over one leg]
+    /// The part of its stack that goes: as "volume show" has it, the word that it begins with, or its place (mirror.1) [default: what lies
+    /// below all that is over one leg]
     #[arg(long, value_parser = leg, value_name = "PART", requires = "to")]
     pub(crate) leg: Option<String>,
     /// Bytes per second at most: 100M; 0: as fast as it goes. Without --to, from now on

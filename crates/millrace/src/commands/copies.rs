@@ -1,6 +1,6 @@
 //! Copies of volumes.
 
-use std::{thread, time::Duration};
+use std::{error::Error, thread, time::Duration};
 
 use millrace_control::{CopyChange, CopySpec, CopyState, CopyView, Size};
 use serde_json::json;
@@ -9,7 +9,7 @@ use super::{Done, client, show};
 use crate::{
     Misuse,
     cli::{CopyArgs, CopyCommand, Global},
-    client::{Client, segment},
+    client::{Client, ClientError, segment},
     output::{Table, facts},
 };
 
@@ -49,15 +49,32 @@ pub(crate) fn copy(global: &Global, args: CopyArgs) -> Done {
 
 fn begin(global: &Global, client: &Client, spec: &CopySpec, wait: bool) -> Done {
     let mut view: CopyView = client.post("/v1/copies", spec)?;
-    // One that is paused is not there yet: somebody may have it go on.
-    while wait && matches!(view.state, CopyState::Running | CopyState::Paused) {
-        thread::sleep(LOOK);
-        view = client.get(&path(view.name.as_str()))?;
+    if wait {
+        view = ended(client, view, LOOK)?;
     }
     if view.state == CopyState::Failed {
         return Err(format!("copy {}: {}", view.name, view.reason.unwrap_or_default()).into());
     }
     show(global, &view, line)
+}
+
+/// Waits until a copy has ended. One that is paused is not there yet: somebody may have it go on.
+fn ended(client: &Client, mut view: CopyView, look: Duration) -> Result<CopyView, Box<dyn Error>> {
+    while matches!(view.state, CopyState::Running | CopyState::Paused) {
+        thread::sleep(look);
+        view = client.get(&path(view.name.as_str())).map_err(|error| lost(&view, error))?;
+    }
+    Ok(view)
+}
+
+/// Why a copy that was under way is not waited for any more.
+fn lost(CopyView { name, .. }: &CopyView, error: ClientError) -> Box<dyn Error> {
+    match error {
+        ClientError::Refused(problem) if problem.code == "no-copy" => {
+            format!("copy {name} was cancelled: its target may hold a part of it only").into()
+        }
+        error => error.while_waiting(&format!("copy {name}"), &format!("millrace copy show {name}")),
+    }
 }
 
 fn state(view: &CopyView) -> String {
@@ -106,4 +123,44 @@ fn copy_facts(view: &CopyView) -> String {
         ("by the system", Size(view.offloaded).approximate()),
         ("skipped", Size(view.skipped).approximate()),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::commands::tests::daemon;
+
+    fn view(state: &str) -> Value {
+        json!({
+            "name": "c", "source": "a", "target": "b", "state": state, "reason": null, "rate": null,
+            "bytes": 4096, "done": 0, "moved": 0, "offloaded": 0, "skipped": 0,
+        })
+    }
+
+    /// What is said of a copy by a daemon that answers so and ends then.
+    fn waited(answers: &[(u16, Value)]) -> Result<CopyState, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let daemon = daemon(folder.path(), answers.iter().map(|(status, body)| (*status, body.to_string())).collect());
+        let first = serde_json::from_value(view("running")).unwrap();
+        let ended = ended(&Client::new(folder.path()).unwrap(), first, Duration::ZERO);
+        daemon.join().unwrap();
+        ended.map(|view| view.state).map_err(|error| error.to_string())
+    }
+
+    /// What has not failed is not called so.
+    #[test]
+    fn a_copy_is_waited_for_and_who_waits_is_told_why_it_is_not() {
+        let running = (200, view("running"));
+        assert_eq!(waited(&[(200, view("paused")), running.clone(), (200, view("done"))]), Ok(CopyState::Done));
+        let ended = waited(&[running.clone()]).unwrap_err();
+        assert!(ended.contains("the daemon has ended") && ended.contains("copy c goes on when it is back"), "{ended}");
+        let stopping = (503, json!({ "code": "stopping", "status": 503, "detail": "the daemon is stopping" }));
+        let ended = waited(&[running.clone(), stopping]).unwrap_err();
+        assert!(ended.contains("\"millrace copy show c\"") && ended.ends_with("the daemon is stopping"), "{ended}");
+        let gone = (404, json!({ "code": "no-copy", "status": 404, "detail": "copy c does not exist" }));
+        let cancelled = waited(&[running, gone]).unwrap_err();
+        assert!(cancelled.starts_with("copy c was cancelled"), "{cancelled}");
+    }
 }

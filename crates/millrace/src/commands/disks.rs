@@ -2,7 +2,7 @@
 
 use millrace_control::{VolumeSpec, VolumeView};
 
-use super::{Done, client, reason, show, state, volume};
+use super::{Done, client, show, volume, volume_state};
 use crate::{
     cli::{DiskCommand, DiskCreate, Global, VolumeCommand},
     client::segment,
@@ -71,7 +71,7 @@ pub(super) fn table(views: &[VolumeView]) -> String {
             free.to_owned(),
             facts.iter().filter(|(name, _)| name.starts_with("volume ")).count().to_string(),
             view.stack.to_string(),
-            state(view.state, reason(view).as_ref()),
+            volume_state(view),
         ]);
     }
     table.render()

@@ -20,7 +20,13 @@ pub(crate) fn group(global: &Global, command: GroupCommand) -> Done {
             let view: GroupView = client.post("/v1/groups", &create.spec())?;
             show(global, &view, |view| {
                 let has = summary(view);
-                format!("group {0}: {has}\nvolumes in it: millrace volume insert VOLUME \"throttle(group={0})\"", view.name)
+                // A weight alone counts on a disk only.
+                let way = if view.caps.is_empty() {
+                    format!("create VOLUME --size SIZE --stack \"share(group={}) | volume:DISK\"", view.name)
+                } else {
+                    format!("insert VOLUME \"throttle(group={})\"", view.name)
+                };
+                format!("group {}: {has}\nvolumes in it: millrace volume {way}", view.name)
             })
         }
         GroupCommand::List => {

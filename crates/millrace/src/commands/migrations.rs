@@ -9,7 +9,7 @@ use super::{Done, show};
 use crate::{
     Misuse,
     cli::{Global, VolumeMigrate},
-    client::{Client, segment},
+    client::{Client, ClientError, segment},
 };
 
 /// How often is looked whether a migration is over.
@@ -52,7 +52,11 @@ fn ended(
             return Err(format!("volume {name} is not available: {reason}; {waits}").into());
         }
         thread::sleep(look);
-        view = client.get(volume)?;
+        let lost = |error: ClientError| {
+            let VolumeView { name, .. } = &view;
+            error.while_waiting(&format!("the migration of volume {name}"), &format!("millrace volume show {name}"))
+        };
+        view = client.get(volume).map_err(lost)?;
     }
     let history: Vec<HistoryEntry> = client.get(&format!("{volume}/history"))?;
     let name = &view.name;
@@ -123,6 +127,8 @@ mod tests {
         let looks =
             [late.clone(), vec![moving(State::Ready)], late, end("file:/b", "migrated from file:/a").into()].concat();
         assert_eq!(waited(looks).unwrap(), "file:/b");
+        let ended = waited(vec![moving(State::Ready); 2]).unwrap_err();
+        assert!(ended.contains("the daemon has ended") && ended.contains("the migration of volume v goes on"), "{ended}");
         for (note, said) in [
             ("migration to file:/b begins", "its history does not say how the migration ended"),
             ("migration to file:/b cancelled", "volume v: migration to file:/b cancelled"),

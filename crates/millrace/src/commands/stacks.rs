@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, error::Error};
 
 use millrace_control::{CHANGED_MEANWHILE, HistoryEntry, Size, VolumeChange, VolumeView};
 use millrace_services::{
-    Health, Kind, Node, Settings, Status,
+    Health, Kind, Node, ServiceNode, Settings, Status,
     graph::{Tree, told_apart},
 };
 use serde_json::json;
@@ -84,8 +84,11 @@ pub(super) fn insert(client: &Client, name: &str, service: &str) -> Changed {
 
 /// Takes a service out.
 pub(super) fn remove(client: &Client, name: &str, service: &str) -> Changed {
-    let make = |from: &Node| -> Edited { Ok(without(from, service).ok_or_else(|| stays(name, from, service))?) };
-    // The one that was meant, not another of its kind.
+    let make = |from: &Node| -> Edited {
+        let made = without(from, service).or_else(|| without_at(from, &from.way_to(service)?));
+        Ok(made.ok_or_else(|| stays(name, from, service))?)
+    };
+    // The one that was meant, not another of its kind, nor what has its place by now.
     let same = |read: &Node, now: &Node| {
         let there = settings(read, service);
         there.len() == 1 && there == settings(now, service)
@@ -102,7 +105,7 @@ fn words(node: &Node) -> Vec<&str> {
 
 /// Why a service does not come out of a stack, and what to do.
 fn stays(name: &str, from: &Node, service: &str) -> String {
-    if settings(from, service).is_empty() {
+    if settings(from, service).is_empty() && from.way_to(service).is_none() {
         return format!("volume {name}: {from} has no {service}; \"millrace volume show {name}\" shows what it has");
     }
     let advice = format!("move the data to the stack you want: \"millrace volume migrate {name} --to STACK\"");
@@ -127,16 +130,33 @@ fn bare(mut node: &Node) -> &Node {
 /// The stack without the first service of this name that shows one of its legs as it is: its only one, or what is behind a cache.
 fn without(node: &Node, service: &str) -> Option<Node> {
     let Node::Service(found) = node else { return None };
-    match &found.legs[..] {
-        [leg] | [_, leg] if found.service == service && (found.legs.len() == 1 || service == "cache") => {
-            return Some(leg.clone());
-        }
-        _ => {}
+    if found.service == service
+        && let Some(leg) = shown(found)
+    {
+        return Some(leg.clone());
     }
     let at = found.legs.iter().position(|leg| without(leg, service).is_some())?;
     let mut changed = found.clone();
     changed.legs[at] = without(&found.legs[at], service)?;
     Some(Node::Service(changed))
+}
+
+/// The same without the service at the end of a way.
+fn without_at(node: &Node, way: &[usize]) -> Option<Node> {
+    let Node::Service(found) = node else { return None };
+    let Some((at, way)) = way.split_first() else { return shown(found).cloned() };
+    let mut changed = found.clone();
+    changed.legs[*at] = without_at(&found.legs[*at], way)?;
+    Some(Node::Service(changed))
+}
+
+/// The leg that a service shows as it is.
+fn shown(service: &ServiceNode) -> Option<&Node> {
+    match &service.legs[..] {
+        [leg] => Some(leg),
+        [_, leg] if service.service == "cache" => Some(leg),
+        _ => None,
+    }
 }
 
 /// Puts a leaf in the place of another.
@@ -168,11 +188,14 @@ fn put(node: &mut Node, spec: &str, new: &Node) -> bool {
 
 /// `name=value` as given on the command line.
 pub(super) fn arguments(texts: &[String]) -> Result<BTreeMap<String, String>, String> {
-    let split = |text: &String| {
+    let mut arguments = BTreeMap::new();
+    for text in texts {
         let (name, value) = text.split_once('=').ok_or_else(|| format!("{text:?} is no argument; write name=value"))?;
-        Ok((name.to_owned(), value.to_owned()))
-    };
-    texts.iter().map(split).collect()
+        if arguments.insert(name.to_owned(), value.to_owned()).is_some() {
+            return Err(format!("{name}: it is said twice; say it once"));
+        }
+    }
+    Ok(arguments)
 }
 
 /// Lists the services.
@@ -356,6 +379,14 @@ concat
         assert_eq!(without(&stack, "concat"), None);
         assert!(stays("v", &stack, "concat").contains("volume migrate v --to"));
         assert!(stays("v", &stack, "mirror").contains("has no mirror"));
+        let twice: Node = "throttle(iops=5) | throttle(iops=2) | file:/a".parse().unwrap();
+        for (place, left) in [("top", "throttle(iops=2) | file:/a"), ("throttle.0", "throttle(iops=5) | file:/a")] {
+            assert_eq!(without_at(&twice, &twice.way_to(place).unwrap()).unwrap().to_string(), left);
+        }
+        assert_eq!(without_at(&twice, &twice.way_to("throttle.0.0").unwrap()), None, "a leaf");
+        for none in ["throttle.1", "throttle.", "throttle", "meter.0", "0"] {
+            assert_eq!(twice.way_to(none), None, "{none}");
+        }
         let cached: Node = "meter | cache(mode=back, file:/fast) | file:/slow".parse().unwrap();
         assert_eq!(without(&cached, "cache").unwrap().to_string(), "meter | file:/slow");
         let mut stack = stack;

@@ -9,7 +9,13 @@
 //! What is noted of legs and losses may change as long as a change takes. So of a record these are stored as they are then, not as they were
 //! when it began.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{
+    mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+    process,
+    sync::Arc,
+    time::Duration,
+};
 
 use millrace_block::Switch;
 use millrace_engine::ShardConfig;
@@ -22,7 +28,7 @@ use super::{HistoryEntry, KeptLeaves, LiveGraph, failed, meters_of};
 use crate::{
     error::ControlError,
     manager::{Inner, Manager, VolumeView, volumes::FileChange},
-    store::{StoreError, VolumeRecord},
+    store::{StoreError, VolumeRecord, words},
 };
 
 /// How long a change waits for requests in flight.
@@ -71,6 +77,18 @@ impl VolumeRecord {
         let surplus = self.history.len().saturating_sub(HISTORY);
         self.history.drain(..surplus);
     }
+}
+
+/// Does what has requests wait. Where it panics the process ends, for they would wait for ever; the next one finds the old stack stored, or
+/// the new one.
+fn or_end<T>(volume: &str, work: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let why = words(&*panic);
+        tracing::error!(volume, why, "a change of the volume panicked, and so the process ends");
+        // The log has a thread of its own, which may not come to that line any more.
+        eprintln!("millrace: a change of volume {volume} panicked, and so the process ends: {why}");
+        process::abort()
+    })
 }
 
 /// A change under way.
@@ -213,8 +231,8 @@ impl Manager {
         let scratch = ShardConfig::VOLUME_SCRATCH;
         let (patience, below, store) = (PATIENCE, &below[..], &mut store);
         let terms = Terms { patience, reformat, scratch, below, store, restore: Some(&mut restore) };
-        let pause = graph::change(&live.switch, &mut live.graph, &mut new, terms)
-            .map_err(|source| ControlError::Change { name: name.clone(), source })?;
+        let changed = or_end(name.as_str(), || graph::change(&live.switch, &mut live.graph, &mut new, terms));
+        let pause = changed.map_err(|source| ControlError::Change { name: name.clone(), source })?;
         live.graph = new;
         Ok(pause)
     }
@@ -277,6 +295,36 @@ impl Manager {
             tracing::warn!(volume = name, %error, "how long requests waited for a change could not be stored");
             // So that it is tried again.
             (record.out_of_use, record.untold) = before;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::process::ExitStatusExt, process::Command};
+
+    use super::*;
+
+    const CHILD: &str = "MILLRACE_TEST_PANIC_IN_CHANGE";
+    const SIGABRT: i32 = 6;
+
+    #[test]
+    fn a_change_that_panics_ends_the_process() {
+        assert_eq!(or_end("v", || 5), 5);
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "manager::graphs::exchange::tests::panicking_child", "--nocapture"]).env(CHILD, "1");
+        let ended = command.output().unwrap();
+        assert_eq!(ended.status.signal(), Some(SIGABRT), "{}", ended.status);
+        let told = String::from_utf8_lossy(&ended.stderr);
+        let why = "a change of volume v panicked, and so the process ends: an invariant does not hold";
+        assert!(told.contains(why), "{told}");
+    }
+
+    /// Not a test by itself: a process for the one above.
+    #[test]
+    fn panicking_child() {
+        if std::env::var_os(CHILD).is_some() {
+            or_end::<()>("v", || panic!("an invariant does not hold"));
         }
     }
 }

@@ -554,3 +554,20 @@ fn who_cancels_a_copy_does_not_forget_one_that_was_begun_again() {
     rig.delete_copy("job").unwrap();
     assert!(rig.copies().is_empty());
 }
+
+#[test]
+fn a_physical_disk_is_not_taken_for_memory() {
+    let rig = Rig::new();
+    rig.create_volume(&rig.file_volume("a", "1M")).unwrap();
+    let mut inner = rig.peek();
+    let own = inner.volumes["a"].record.spec.stack.clone();
+    for (stack, is_in_memory) in [
+        ("throttle(iops=1) | nvme:0000:01:00.0", false),
+        ("mirror(nvme:0000:01:00.0, file:/b)", false),
+        ("cache(mode=through, memory, nvme:0000:01:00.0)", true),
+    ] {
+        inner.volumes.get_mut("a").unwrap().record.spec.stack = stack.parse().unwrap();
+        assert_eq!(inner.is_in_memory(&"a".parse().unwrap()), is_in_memory, "{stack}");
+    }
+    inner.volumes.get_mut("a").unwrap().record.spec.stack = own;
+}

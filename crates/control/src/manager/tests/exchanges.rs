@@ -163,3 +163,21 @@ fn the_history_comes_back_with_its_pauses_and_does_not_grow_for_ever() {
     rig.restart();
     assert_eq!(rig.volume_history("v").unwrap(), history);
 }
+
+/// Between the moment in which the other meter comes into force and the end of the change, which may have to wait, both count.
+#[test]
+fn what_is_done_at_the_end_of_a_change_is_on_one_account() {
+    let rig = Rig::new();
+    rig.create_volume(&spec("v", Some("256K"), "meter(tenant=b) | memory")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("v", Some(1))).unwrap();
+    write(&rig, "d", 3);
+    let next: Node = "meter(tenant=a) | meter(tenant=b) | memory".parse().unwrap();
+    let mut change = rig.begin_change("v", None, |_| Ok(next)).unwrap();
+    let result = rig.exchange(&mut change, false);
+    write(&rig, "d", 16);
+    rig.end_change(change, result).unwrap();
+    write(&rig, "d", 5);
+    rig.keep_account();
+    assert_eq!(written(&rig, UsageBy::Tenant), [line("a", 5), line("b", 19)]);
+}

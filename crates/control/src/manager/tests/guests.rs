@@ -60,7 +60,9 @@ fn changes_reach_a_running_guest() {
 fn sizes_that_cannot_be_are_refused() {
     let rig = Rig::new();
     rig.create_volume(&rig.file_volume("f", "64K")).unwrap();
-    for (text, why) in [("0", "smaller than one block"), ("100", "smaller than one block"), ("1000", "not a multiple")] {
+    for (text, why) in
+        [("0", "smaller than one block"), ("100", "of 512 bytes"), ("1000", "not a multiple of the block size, 512")]
+    {
         let error = rig.resize_volume("f", size(text), false).unwrap_err();
         assert!(matches!(error, ControlError::BadSize { .. }) && error.to_string().contains(why), "{error}");
     }

@@ -321,3 +321,24 @@ fn a_configuration_may_have_either_place_while_a_volume_is_on_its_way() {
     rig.start();
     rig.cancel_migration("v").unwrap();
 }
+
+/// No guest waits for a change that could not be stored, and what was copied is not compared again for it.
+#[test]
+fn a_migration_is_not_brought_to_its_end_while_nothing_can_be_stored() {
+    let disk = FullDisk::default();
+    let rig = Rig::on(&disk);
+    fs::write(rig.path("a"), content(SIZE)).unwrap();
+    rig.create_volume(&spec("v", Some("2M"), &rig.stack("@a"))).unwrap();
+    // Nobody but this test looks after it.
+    let name: Name = "v".parse().unwrap();
+    rig.peek().attended.insert(name.clone());
+    rig.migrate("v", "@b", None, None).unwrap();
+    disk.set_full(true);
+    let error = eventually("the first try", || rig.look_after(&name).err());
+    // One that was met with while guests waited is a change's.
+    assert!(matches!(error, ControlError::Store(_)), "{error}");
+    assert_eq!(rig.stack_of("v"), rig.stack("move(@a, @b)"));
+    disk.set_full(false);
+    rig.look_after(&name).unwrap();
+    assert_eq!((rig.stack_of("v"), rig.last_note("v")), (rig.stack("@b"), rig.stack("migrated from @a")));
+}

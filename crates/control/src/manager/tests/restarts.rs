@@ -330,3 +330,40 @@ fn a_crash_leaves_a_state_that_was_true() {
     rig.start();
     assert_eq!(picture(&rig), before);
 }
+
+/// What to put right, or where to bring something back from, there is not.
+#[test]
+fn a_volume_whose_memory_a_stop_has_emptied_is_to_be_made_anew() {
+    let mut rig = Rig::new();
+    for (name, size, stack) in [
+        ("i", "4M", "integrity | memory"),
+        ("m", "1M", "mirror(memory, memory)"),
+        ("pool", "16M", "disk | memory"),
+        ("s", "1M", "share | volume:pool"),
+    ] {
+        let told = rig.create_volume(&spec(name, Some(size), stack)).unwrap().warning;
+        assert_eq!(told.is_some_and(|told| told.contains("in memory")), !["pool", "s"].contains(&name), "{name}");
+    }
+    for (name, stack) in [("f", "mirror(@a, @b)"), ("c", "cache(mode=back, memory(size=4M)) | @slow")] {
+        let stack = rig.stack(stack);
+        rig.create_volume(&spec(name, Some("1M"), &stack)).unwrap();
+    }
+    rig.stop();
+    for leg in ["a", "b"] {
+        fs::remove_file(rig.path(leg)).unwrap();
+    }
+    rig.start();
+    for name in ["i", "m", "s"] {
+        let why = rig.volume(name).unwrap().reason.unwrap_or_default();
+        assert!(
+            why.contains(crate::EMPTIED) && why.contains(&format!("\"millrace volume delete {name}\"")),
+            "{name}: {why}"
+        );
+    }
+    for (name, has) in [("f", "its files may come back"), ("c", "its slow leg has what was written back")] {
+        let why = rig.volume(name).unwrap().reason.unwrap();
+        assert!(!why.contains(crate::EMPTIED), "{has}: {why}");
+    }
+    rig.delete_volume("m").unwrap();
+    rig.create_volume(&spec("m", Some("1M"), "mirror(memory, memory)")).unwrap();
+}

@@ -78,6 +78,30 @@ fn volumes_of_one_disk_come_back_as_they_were() {
     }
 }
 
+/// As after a loss of the state. A volume that came back so is one like any other from then on.
+#[test]
+fn what_a_disk_has_comes_back_by_its_name_only() {
+    let mut rig = Rig::with_disk();
+    rig.share("v", "128K").unwrap();
+    fs::copy(rig.path("pool.img"), rig.path("copy.img")).unwrap();
+    rig.delete_volume("v").unwrap();
+    rig.create_volume(&spec("copy", None, &rig.stack("disk(extent=64K) | @copy.img"))).unwrap();
+    let there = "share(existing=true) | volume:copy";
+    for size in [None, Some("64K")] {
+        let why = "the disk has no volume V; it has these that are not in use: v.";
+        refused(rig.create_volume(&spec("V", size, there)), why);
+    }
+    assert!(rig.volume("V").is_err());
+    assert_eq!(rig.create_volume(&spec("v", None, there)).unwrap().size, size("128K"));
+    rig.restart();
+    let heavier = "share(existing=true, weight=2) | volume:copy";
+    rig.try_change("v", heavier, false).unwrap();
+    rig.stop();
+    let config = format!("[[volume]]\nname = \"v\"\nsize = \"128K\"\nstack = \"{heavier}\"\n");
+    rig.try_start(Some(&config)).unwrap();
+    rig.try_change("v", there, false).unwrap();
+}
+
 #[test]
 fn a_disk_is_for_shares_only_and_says_when_it_is_full() {
     let rig = Rig::with_disk();

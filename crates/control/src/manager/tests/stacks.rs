@@ -448,6 +448,51 @@ fn services_are_told_by_name() {
     assert!(command("stripe.1").contains("it has no service stripe.1"), "{}", command("stripe.1"));
 }
 
+/// Of two legs the wrong one would be taken out of use, and nobody told.
+#[test]
+fn arguments_that_a_command_does_not_take_are_refused() {
+    let rig = Rig::new();
+    rig.create_volume(&spec("v", Some("1M"), &rig.stack("meter(tenant=t) | mirror(@a, @b)"))).unwrap();
+    rig.create_volume(&spec("w", Some("1M"), &rig.stack("mirror(@c, @d)"))).unwrap();
+    let command = |volume: &str, service: &str, command: &str, arguments: &[(&str, &str)]| {
+        let arguments = arguments.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let command = ServiceCommand { service: service.to_owned(), command: command.to_owned(), arguments };
+        rig.command_service(volume, &command).map_err(|error| error.to_string())
+    };
+    for (volume, service) in [("v", "mirror"), ("v", "meter.0"), ("w", "mirror"), ("w", "top")] {
+        for (name, arguments, why) in [
+            ("fail", &[("force", "yes"), ("leg", "1")][..], "fail has no argument force; it takes leg"),
+            ("scrub", &[("leg", "1")], "scrub has no argument leg; it takes none"),
+        ] {
+            let error = command(volume, service, name, arguments).unwrap_err();
+            assert!(error.starts_with(&format!("volume {volume}: {service}: ")) && error.ends_with(why), "{error}");
+        }
+        let none = command(volume, service, "dance", &[("leg", "1")]).unwrap_err();
+        assert!(none.contains("is no command of mirror"), "{none}");
+        assert!(rig.volume(volume).unwrap().tree.status.is_none_or(|status| status.health == Health::Good));
+    }
+    command("w", "mirror", "fail", &[("leg", "1")]).unwrap();
+}
+
+/// Each as its service understands it.
+#[test]
+fn commands_say_which_arguments_they_take() {
+    let mut takes = Vec::new();
+    for kind in millrace_services::all() {
+        for command in kind.commands {
+            for name in ["leg", "name"] {
+                let mut arguments = millrace_services::Settings::default();
+                arguments.add(name, "1");
+                if kind.check_arguments(command.name, &arguments).is_ok() {
+                    takes.push(format!("{} {} {name}", kind.name, command.name));
+                }
+            }
+        }
+    }
+    let known = ["disk release name", "mirror fail leg", "mirror rebuild leg", "parity fail leg", "parity rebuild leg"];
+    assert_eq!(takes, known);
+}
+
 /// The place of the uppermost one is its name, which is that of all.
 #[test]
 fn the_uppermost_service_is_told_from_those_of_its_kind_below_it() {
@@ -489,6 +534,11 @@ fn of_several_services_who_is_not_well_is_told_by_its_place() {
     for (legs, node) in [(&[][..], "top (mirror)"), (&[0], "mirror.0 (mirror)")] {
         assert_eq!(unwell("mirror(mirror(null, null), null)", legs), degraded(node));
     }
+    let mut tree = Tree::of(&"mirror(null, null, null)".parse().unwrap());
+    let legs = [("leg 0", "good"), ("leg 1", "failed"), ("leg 2", "being filled")].map(|(leg, is)| (leg, is.to_owned()));
+    tree.status = Some(Status { health: Health::Degraded, ..Status::good(legs) });
+    let told = super::super::graphs::unwell(&tree).unwrap();
+    assert_eq!(told, degraded("mirror: leg 1 failed, leg 2 being filled"));
 }
 
 #[test]
@@ -684,7 +734,8 @@ fn a_mirror_goes_on_without_a_leg_and_never_with_an_old_one() {
     let view = rig.volume("v").unwrap();
     assert!(format!("{:?}", view.tree).contains("No such file"), "{:?}", view.tree);
     assert_eq!((view.state, rig.status().failed.len()), (State::Ready, 0));
-    assert_eq!(rig.status().degraded, ["volume v: mirror"]);
+    assert_eq!((view.health, view.unwell.as_deref()), (Health::Degraded, Some("mirror: leg 0 failed")));
+    assert_eq!(rig.status().degraded, ["volume v: mirror: leg 0 failed"]);
     // What is above it changes while the leg is not there, and its file is not made.
     rig.try_change("v", "meter(tenant=t) | mirror(@a, @b)", false).unwrap();
     assert!(!a.exists());
@@ -699,4 +750,12 @@ fn a_mirror_goes_on_without_a_leg_and_never_with_an_old_one() {
     rig.restart();
     assert_eq!(rig.volume("v").unwrap().state, State::Ready);
     eventually("both legs are good", || rig.status().degraded.is_empty().then_some(()));
+}
+
+#[test]
+fn a_size_that_the_stack_has_not_is_refused_with_the_one_that_it_has() {
+    let rig = Rig::new();
+    rig.create_volume(&spec("v", Some("1M"), "memory")).unwrap();
+    let refused = rig.create_volume(&spec("w", Some("64K"), "volume:v")).unwrap_err().to_string();
+    assert_eq!(refused, "volume w: size 64K is not usable: its stack has 1M");
 }
