@@ -19,7 +19,7 @@ use millrace_nvme_spec::{
 use crate::{
     admin::CONFIG,
     controller::Controller,
-    dma::{DmaRange, PAGE_SIZE},
+    dma::{DmaRange, Free, PAGE_SIZE},
     error::{DriverError, during},
     shared::SharedRing,
     transport::MappedArea,
@@ -60,8 +60,8 @@ struct Pool {
     start: usize,
     /// And for the controller.
     address: u64,
-    /// One flag per page, true when taken.
-    pages: Mutex<Vec<bool>>,
+    /// Which pages are free.
+    free: Mutex<Free>,
 }
 
 /// The controller's memory. Clones share it.
@@ -77,7 +77,7 @@ impl ControllerMemory {
             Some((Arc::clone(&area.mapping), usize::try_from(start).ok()?, room))
         })?;
         let pages = usize::try_from(room.min(place.size).min(MOST)).ok()? / PAGE_SIZE;
-        (pages > 0).then(|| Self(Arc::new(Pool { mapping, start, address, pages: Mutex::new(vec![false; pages]) })))
+        (pages > 0).then(|| Self(Arc::new(Pool { mapping, start, address, free: Mutex::new(Free::all_free(pages)) })))
     }
 
     /// All of a mapping, which the controller knows at `address`.
@@ -90,9 +90,7 @@ impl ControllerMemory {
     /// Takes at least `len` contiguous bytes, whole pages; `None`: there are not as many. Freed on drop.
     pub(crate) fn alloc(&self, len: usize) -> Option<ControllerPages> {
         let count = len.max(1).div_ceil(PAGE_SIZE);
-        let mut pages = self.0.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = first_free_run(&pages, count)?;
-        pages[first..first + count].fill(true);
+        let (first, _) = self.0.free.lock().unwrap_or_else(PoisonError::into_inner).take(count)?;
         Some(ControllerPages { pool: Arc::clone(&self.0), first, count })
     }
 
@@ -106,17 +104,6 @@ impl ControllerMemory {
             words.load_word(0, 0) == *pattern
         })
     }
-}
-
-fn first_free_run(pages: &[bool], count: usize) -> Option<usize> {
-    let mut run = 0;
-    for (index, taken) in pages.iter().enumerate() {
-        run = if *taken { 0 } else { run + 1 };
-        if run == count {
-            return Some(index + 1 - count);
-        }
-    }
-    None
 }
 
 /// Contiguous pages of it.
@@ -144,8 +131,7 @@ impl ControllerPages {
 
 impl Drop for ControllerPages {
     fn drop(&mut self) {
-        let mut pages = self.pool.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        pages[self.first..self.first + self.count].fill(false);
+        self.pool.free.lock().unwrap_or_else(PoisonError::into_inner).give_back(self.first, self.count);
     }
 }
 

@@ -89,7 +89,7 @@ struct Pool {
 /// Which pages are free, and which were used. It costs as much as there are runs of free pages, however long they are: a program's memory may
 /// have a terabyte of addresses.
 #[derive(Debug)]
-struct Free {
+pub(crate) struct Free {
     /// Runs of free pages: the first, and the one after the last. They neither overlap nor adjoin.
     free: BTreeMap<usize, usize>,
     /// The first page that was never given out: the file has only zeroes from there on, and no memory yet.
@@ -97,12 +97,12 @@ struct Free {
 }
 
 impl Free {
-    fn all_free(count: usize) -> Self {
+    pub(crate) fn all_free(count: usize) -> Self {
         Self { free: BTreeMap::from([(0, count)]), fresh: 0 }
     }
 
     /// Takes `count` pages, the first ones that lie side by side; the first of them, and how many of them were given out before.
-    fn take(&mut self, count: usize) -> Option<(usize, usize)> {
+    pub(crate) fn take(&mut self, count: usize) -> Option<(usize, usize)> {
         let (first, end) = self.free.iter().map(|(first, end)| (*first, *end)).find(|(first, end)| end - first >= count)?;
         self.free.remove(&first);
         let after = first + count;
@@ -114,7 +114,7 @@ impl Free {
         Some((first, used))
     }
 
-    fn give_back(&mut self, first: usize, count: usize) {
+    pub(crate) fn give_back(&mut self, first: usize, count: usize) {
         let (before, after) = (self.free.range(..first).next_back(), first + count);
         let start = before.filter(|(_, end)| **end == first).map_or(first, |(start, _)| *start);
         let end = self.free.remove(&after).unwrap_or(after);

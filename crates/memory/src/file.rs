@@ -98,20 +98,21 @@ impl FileMap {
         let (first, past) = (offset / EXTENT, (offset + len).min(self.bytes).div_ceil(EXTENT));
         for extent in first..past.min(self.bytes / EXTENT) {
             let forgotten = self.forgotten.load(Ordering::SeqCst);
-            // Pages that are swapped out count as holes: they are as well left to system calls.
-            let is_whole = |pages: usize| pages as u64 == EXTENT / PAGE_SIZE;
-            if !self.holds(extent * EXTENT, EXTENT)
-                && self.mapping.resident((extent * EXTENT) as usize, EXTENT as usize).is_ok_and(is_whole)
-            {
+            if !self.holds(extent * EXTENT, EXTENT) && self.is_whole((extent * EXTENT) as usize) {
                 self.hold(extent, forgotten);
             }
         }
     }
 
+    /// Whether all pages of an extent are there. Those that are swapped out count as holes: they are as well left to system calls.
+    fn is_whole(&self, at: usize) -> bool {
+        self.mapping.resident(at, EXTENT as usize).is_ok_and(|pages| pages as u64 == EXTENT / PAGE_SIZE)
+    }
+
     /// Records an extent in which no hole was seen, after so many things had been forgotten.
     fn hold(&self, extent: u64, forgotten: u64) {
         let Some(word) = self.held.get((extent / 64) as usize) else { return };
-        // Release: pairs with the acquire in `holds`.
+        // SeqCst for the race below; as a release it pairs with the acquire in `holds`.
         word.fetch_or(1 << (extent % 64), Ordering::SeqCst);
         // Race: what was seen has gone meanwhile. `forget` counts, then clears the bit: either it clears this one, or the count is another one
         // here.
@@ -200,7 +201,7 @@ impl FileMap {
 
     /// Data will be taken out of a range, or have been: from now on it is left to system calls.
     pub fn forget(&self, offset: u64, len: u64) {
-        // The other side of the race in `look`.
+        // The other side of the race in `hold`.
         self.forgotten.fetch_add(1, Ordering::SeqCst);
         let past = offset.saturating_add(len).min(self.bytes).div_ceil(EXTENT);
         for extent in offset / EXTENT..past {
@@ -227,11 +228,9 @@ impl Collapse for FileMap {
     /// Of a file that is opened all extents may be waiting: half of a core at most is used for them. What is swapped out is left where it is.
     fn step(&self, from: usize) -> Option<Stepped> {
         let began = Instant::now();
-        let is_whole =
-            |offset| self.mapping.resident(offset, EXTENT as usize).is_ok_and(|pages| pages as u64 == EXTENT / PAGE_SIZE);
         let stepped = self
             .settled
-            .step(&self.held, from, |offset| self.poison.is_set() || is_whole(offset) && self.mapping.collapse(offset));
+            .step(&self.held, from, |offset| self.poison.is_set() || self.is_whole(offset) && self.mapping.collapse(offset));
         stepped.map(|stepped| Stepped { rest: began.elapsed(), ..stepped })
     }
 }

@@ -6,13 +6,13 @@
 //!                                                                            └─► MADV_COLLAPSE, one by one
 //! ```
 //!
-//! Anonymous memory that asks for huge pages gets them as it is touched. A memory file does so only where the system's
-//! administrator allows it (`shmem_enabled`, which is `never` unless changed). But one huge page in the place of small ones that are there
+//! Anonymous memory that asks for huge pages gets them as it is touched. Memory files and files on tmpfs do so only where the system's
+//! administrator allows it (`shmem_enabled`, the mount's `huge=`; `never` unless changed). But one huge page in the place of small ones that are there
 //! can always be had (Linux 6.1). That takes milliseconds, so that a thread does it. Where it fails, small pages do as well.
 
 use std::{
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, Weak,
+        Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, Thread},
@@ -101,7 +101,7 @@ pub(crate) fn make(mapping: &Mapping, offset: usize) -> bool {
     mapping.collapse(offset, EXTENT as usize).unwrap_or(true)
 }
 
-/// From now on what is in a memory file gets huge pages, as it is written.
+/// From now on what is watched gets huge pages, as it is filled.
 pub(crate) fn watch(watched: Weak<dyn Collapse>) {
     WATCHED.lock().unwrap_or_else(PoisonError::into_inner).push(watched);
     // Without the thread, pages stay small.
@@ -114,7 +114,7 @@ pub(crate) fn watch(watched: Weak<dyn Collapse>) {
 
 /// An extent was written for the first time, or is whole now.
 pub(crate) fn written() {
-    // Relaxed: it tells when to look. What is seen then is the chunk's own record.
+    // Relaxed: it tells when to look. What is seen then is the record of what is watched.
     if !WRITTEN.swap(true, Ordering::Relaxed)
         && let Some(Some(thread)) = THREAD.get()
     {
@@ -150,7 +150,7 @@ struct Looked {
     again: usize,
     /// There are more that were not looked at, so that others have their turn.
     more: bool,
-    /// How long it took, but for what [rests](Stepped::rest) by itself.
+    /// How long it took, but for rests, and what was settled before them.
     took: Duration,
 }
 
@@ -168,7 +168,7 @@ fn look() -> Looked {
             watched.upgrade().and_then(|watched| watched.step(from))
         {
             thread::sleep(rest);
-            rested += 2 * rest;
+            rested += if is_settled { 2 * rest } else { rest };
             from = next;
             looked.again += usize::from(!is_settled);
             settled += usize::from(is_settled);

@@ -404,7 +404,7 @@ fn status_text(status: &Status) -> String {
     }
     lines.extend(status.degraded.iter().map(|degraded| format!("degraded: {degraded}")));
     if !status.degraded.is_empty() {
-        lines.push("to do: \"millrace volume show NAME\" tells what is wrong with it, and what to do".to_owned());
+        lines.push("to do: \"millrace volume show NAME\" tells more of it".to_owned());
     }
     lines.join("\n")
 }

@@ -36,7 +36,7 @@ const SPIN: Duration = Duration::from_micros(100);
 /// How often a miss asks for memory to be mapped, at first; half as often each time that nothing came of it.
 const ASK: Duration = Duration::from_millis(5);
 /// And in the end: what must not be pinned is never mapped, and missed by every request.
-const SELDOM: Duration = Duration::from_secs(1);
+const SELDOM: Duration = Duration::from_millis(100);
 /// Sleeps in a row that found something and were not ended by its interrupt, until interrupts are given up.
 const UNHEARD: u32 = 3;
 /// Completions that cannot be on one queue, until its controller is not believed any more.

@@ -585,6 +585,8 @@ impl Inner {
         let reason = volume.live.as_ref().err().cloned();
         let tree = volume.graph.as_ref().map_or_else(|| Tree::of(&record.spec.stack), super::graphs::LiveGraph::tree);
         let (health, unwell) = super::graphs::unwell(&tree).unzip();
+        // One that is not open has no services to ask.
+        let health = health.unwrap_or(if reason.is_some() { Health::Failed } else { Health::Good });
         VolumeView {
             name: record.spec.name.clone(),
             stack: record.spec.stack.clone(),
@@ -597,7 +599,7 @@ impl Inner {
             created_by: record.created_by.clone(),
             state: state(reason.as_ref()),
             reason,
-            health: health.unwrap_or_default(),
+            health,
             unwell,
             attached_to: users.map(|(user, nsid)| UserView { device: user.record.spec.name.clone(), nsid }).collect(),
             migration: super::migrations::view(volume),

@@ -370,7 +370,7 @@ impl Controller {
         trace.seen(sqid, pending);
         let mut taken = 0;
         let is_admin = QueueId(sqid).is_admin();
-        if (pending, budget) == (1, 1) && !is_admin && self.phase == Phase::Ready && self.do_only(sqid) {
+        if (pending, budget) == (1, 1) && !is_admin && self.phase == Phase::Ready && self.do_only(sqid).is_some() {
             return 1;
         }
         while taken < budget && self.phase == Phase::Ready {

@@ -14,7 +14,7 @@
 //! 3. All other records are commands that were accepted and not completed. They are carried out again, in the order in which they
 //!    were accepted, before any other command is taken.
 //!
-//! Commands of a batch that finish at once (`io/batch.rs`) are never on record: they lie in their queue until they are posted.
+//! Commands that finish at once (`io/batch.rs`, `io/only.rs`) are never on record: they lie in their queue until they are posted.
 //!
 //! A record is the submission queue entry itself, one cache line. What has to be known beside it lies in its dwords 2 and 3, neither
 //! of which any command here uses. docs/survival.md says why it may be carried out again, command by command.

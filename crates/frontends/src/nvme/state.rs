@@ -7,7 +7,7 @@
 //!
 //! Rule of order, for every command that was accepted: write the CQE into guest memory → advance the CQ's tail → clear what said
 //! that the command was accepted. A batch of commands that finish at once is never accepted: write the CQEs, each with the SQ's
-//! head after its own command → move the SQ's head behind the last → advance the CQ's tail behind the last (`io/batch.rs`). A
+//! head after its own command → move the SQ's head behind the last → advance the CQ's tail behind the last (`io/batch.rs`; of one, `io/only.rs`). A
 //! successor finds out how far that came from the guest's memory: entries with the phase tag of the next pass, from the CQ's tail
 //! on, are posted, and the last one's SQHD is the SQ's head. One batch, of one SQ, is under way at a time.
 

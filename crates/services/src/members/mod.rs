@@ -332,12 +332,16 @@ impl Members {
         self.legs.get(leg).map_or("?", |leg| leg.name())
     }
 
+    #[inline]
+    fn all(&self) -> u8 {
+        (u16::MAX >> (16 - self.legs.len())) as u8
+    }
+
     /// The legs that a write which went to `legs` missed, and of which the others do not say so yet.
     #[inline]
     pub(crate) fn unrecorded(&self, legs: u8, faulty: u8) -> u8 {
         let masks = self.masks();
-        let members = (u16::MAX >> (16 - self.legs.len())) as u8;
-        let left_out = members & !legs & !masks.writable;
+        let left_out = self.all() & !legs & !masks.writable;
         (faulty | left_out) & !masks.recorded
     }
 
@@ -360,22 +364,21 @@ impl Members {
             };
             (format!("leg {at}"), state.to_owned())
         };
-        members.map(fact).chain(self.damaged_tables()).chain(self.other_blocks()).chain(self.way_back()).collect()
+        members.map(fact).chain(self.damaged_tables()).chain(self.other_blocks()).chain(self.ways_back()).collect()
     }
 
     /// What to do about legs that have failed, while there are enough others to fill them from.
-    fn way_back(&self) -> Option<(String, String)> {
+    fn ways_back(&self) -> Vec<(String, String)> {
         let masks = self.masks();
-        let members = (u16::MAX >> (16 - self.legs.len())) as u8;
-        let failed = members & !masks.writable;
+        let failed = self.all() & !masks.writable;
         let can_fill = masks.readable.count_ones() as usize >= self.rules.least;
-        (failed != 0 && can_fill).then(|| {
-            let leg = failed.trailing_zeros();
+        let way = |leg| {
             let what = format!(
                 "\"rebuild leg={leg}\" fills it when it works again; \"volume replace\" puts another one in its place"
             );
             (format!("to do for leg {leg}"), what)
-        })
+        };
+        (0..self.legs.len()).filter(|leg| can_fill && failed & 1 << leg != 0).map(way).collect()
     }
 
     /// Of legs whose table was read from its other copy: what is wrong with the one.

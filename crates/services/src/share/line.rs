@@ -314,26 +314,17 @@ impl Line {
         if !present.has_room(member) {
             return None;
         }
-        let mut first = member.next_turns(present.clock);
         for other in self.members.visit().iter() {
             let waits = !std::ptr::eq(&raw const **other, member) && other.waiting.load(Ordering::Relaxed) > 0;
-            if !waits || !present.has_room(other) {
-                continue;
-            }
-            if present.order(other, member).is_lt() {
+            if waits && present.has_room(other) && present.order(other, member).is_lt() {
                 return None;
-            }
-            // The turn of one that lacks what is guaranteed to it does not move: the clock would wait for it, and who comes late begin there.
-            if !present.is_overdue(other) {
-                member.beside(other, present.clock, &mut first);
             }
         }
         if present.is_overdue(member) {
             self.owed.fetch_max(member.turned_owed(present.owed, bytes), Ordering::Relaxed);
             self.guaranteed.fetch_add(1, Ordering::Relaxed);
         } else {
-            member.turned(present.clock, bytes, &first);
-            self.clock.fetch_max(first[0], Ordering::Relaxed);
+            member.turned(&self.clock, bytes);
             self.guaranteed.store(0, Ordering::Relaxed);
         }
         Some(self.go(member, bytes))

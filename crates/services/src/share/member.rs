@@ -14,7 +14,7 @@ use std::{
 
 use millrace_block::PerShard;
 
-use super::turns::{LEAST_COST, PLACES, Tier, Turns};
+use super::turns::{LEAST_COST, Tier, Turns};
 use crate::{
     queue::{Queue, Waiters},
     throttle::{Weight, time_of},
@@ -238,21 +238,6 @@ impl Member {
         self.tiers.get(place).map_or(&self.turns, |tier| &tier.turns)
     }
 
-    /// When it has its turn in each place.
-    pub(super) fn next_turns(&self, line: u64) -> [u64; PLACES] {
-        let mut next = [0; PLACES];
-        for (place, next) in next.iter_mut().enumerate().take(self.tiers.len() + 1) {
-            *next = self.turns(place).next(self.clock(place, line));
-        }
-        next
-    }
-
-    /// Notes that another volume waits: whoever stands beside it, or beside a group that this one is in, does not go past its turn.
-    pub(super) fn beside(&self, other: &Self, line: u64, first: &mut [u64; PLACES]) {
-        let place = self.together(other);
-        first[place] = first[place].min(other.turns(place).next(self.clock(place, line)));
-    }
-
     /// Whose turn is earlier by weight: that of the groups where they part, or their own. Of equal turns the one that comes first in
     /// memory: everybody agrees.
     pub(super) fn order(&self, other: &Self, line: u64) -> cmp::Ordering {
@@ -285,14 +270,15 @@ impl Member {
         turn
     }
 
-    /// A request of so many bytes goes. `first`: when the first turn of those that wait was, in each place.
-    pub(super) fn turned(&self, line: u64, bytes: u64, first: &[u64; PLACES]) {
-        self.turns.went(self.clock(self.tiers.len(), line), bytes, self.weight.load(Ordering::Relaxed));
-        for (place, tier) in self.tiers.iter().enumerate() {
-            tier.turns.went(self.clock(place, line), bytes, tier.group.weight().get());
-        }
-        for (tier, first) in self.tiers.iter().zip(&first[1..]) {
-            tier.clock.fetch_max(*first, Ordering::Relaxed);
+    /// A request of so many bytes goes, and nobody who waits has an earlier turn: virtual time in each place is at least that of its turn there.
+    pub(super) fn turned(&self, line: &AtomicU64, bytes: u64) {
+        for place in 0..=self.tiers.len() {
+            let clock = place.checked_sub(1).map_or(line, |around| &self.tiers[around].clock);
+            let own = || self.weight.load(Ordering::Relaxed);
+            let weight = self.tiers.get(place).map_or_else(own, |tier| tier.group.weight().get());
+            let (now, turns) = (clock.load(Ordering::Relaxed), self.turns(place));
+            clock.fetch_max(turns.next(now), Ordering::Relaxed);
+            turns.went(now, bytes, weight);
         }
     }
 

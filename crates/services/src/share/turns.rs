@@ -13,14 +13,12 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use crate::throttle::{DEEPEST, Group};
+use crate::throttle::Group;
 
 /// What a request costs at least, in bytes.
 pub(super) const LEAST_COST: u64 = 4096;
 /// Virtual time that 512 bytes cost at weight 1.
 const UNIT: u64 = 1024;
-/// Places that a volume has turns in: those of the groups that it is in, and its own.
-pub(super) const PLACES: usize = DEEPEST + 1;
 
 /// When a turn is: not before the present.
 fn start(finish: u64, clock: u64) -> u64 {

@@ -16,7 +16,7 @@ use super::{
 use crate::{service::ServiceError, settings::SettingError, shared::SharedObjects, stack::Node};
 
 /// Groups that may be within each other.
-pub(crate) const DEEPEST: usize = LEVELS - 1;
+const DEEPEST: usize = LEVELS - 1;
 
 /// A part of a saturated disk, beside others' parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

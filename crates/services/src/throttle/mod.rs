@@ -38,11 +38,11 @@ use millrace_block::{
     PerShard, Request, Step, TaggedRequest, TaskContext, Usage, Volume, VolumeError, clock, future_bytes, tagged_bytes,
 };
 
+pub(crate) use self::bucket::time_of;
 use self::{
     bucket::Rate,
     level::{CAPS, Chain, Cost, Front, Level, Rates, Sum, counts_bytes},
 };
-pub(crate) use self::{bucket::time_of, groups::DEEPEST};
 pub use self::{
     groups::{Group, Weight, groups_of},
     limit::limited,

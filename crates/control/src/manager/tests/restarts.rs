@@ -354,7 +354,9 @@ fn a_volume_whose_memory_a_stop_has_emptied_is_to_be_made_anew() {
     }
     rig.start();
     for name in ["i", "m", "s"] {
-        let why = rig.volume(name).unwrap().reason.unwrap_or_default();
+        let view = rig.volume(name).unwrap();
+        assert_eq!(view.health, millrace_services::Health::Failed);
+        let why = view.reason.unwrap_or_default();
         assert!(
             why.contains(crate::EMPTIED) && why.contains(&format!("\"millrace volume delete {name}\"")),
             "{name}: {why}"

@@ -13,8 +13,9 @@
 //! ([`Controller::io_command`]) takes it, checks it again and finds the right status.
 //!
 //! What holds for all commands of a batch is looked up once: the queues' memory, the namespace with its shape and rights, the
-//! write gate. A task slot is reserved at the first command that the volume does not do at once. That is right because all of them were submitted before the batch began: whatever changes
-//! meanwhile changes beside them, and its maker waits at the gate for the writes.
+//! write gate. That is right because all of them were submitted before the batch began: whatever changes
+//! meanwhile changes beside them, and its maker waits at the gate for the writes. A task slot is reserved at the first command that the volume
+//! does not do at once. One by itself was tried by [`only`](super::only) before.
 //!
 //! Order of stores when a batch settles, for a successor that finds the state between any two of them:
 //! 1. The completion entries, each with its phase tag last and with the submission queue's head after its own command (SQHD).
@@ -341,16 +342,18 @@ impl Controller {
         })
     }
 
-    /// `alone`: there is one command, which settles what it copies by itself.
-    fn view(&self, nsid: u32, alone: bool) -> Option<View> {
+    /// The namespace, if its reads and writes may be plain.
+    #[inline]
+    pub(super) fn plain_namespace(&self, nsid: u32) -> Option<&Rc<Attached>> {
         let attached = self.namespaces.get(nsid).filter(|attached| !attached.formatting.get())?;
         let namespace = &attached.namespace;
-        if !namespace.uncorrectable.is_empty() {
-            return None;
-        }
-        if matches!(namespace.volume.metadata(), Metadata::Shown(_)) {
-            return None;
-        }
+        let is_plain = namespace.uncorrectable.is_empty() && !matches!(namespace.volume.metadata(), Metadata::Shown(_));
+        is_plain.then_some(attached)
+    }
+
+    fn view(&self, nsid: u32) -> Option<View> {
+        let attached = self.plain_namespace(nsid)?;
+        let namespace = &attached.namespace;
         let geometry = namespace.volume.geometry();
         Some(View {
             nsid,
@@ -362,7 +365,7 @@ impl Controller {
             inside: false,
             prefetch: true,
             together: attached.apart.replace(attached.apart.get().saturating_sub(1)) == 0,
-            unsettled: (!alone && attached.namespace.volume.settles_late()).then(Unsettled::new),
+            unsettled: namespace.volume.settles_late().then(Unsettled::new),
             attached: Rc::clone(attached),
             geometry,
         })
@@ -445,7 +448,7 @@ impl Batch {
         if is_first {
             // The old one leaves its gate before the new one enters.
             self.view = None;
-            self.view = c.view(sqe.nsid.0, self.pending <= 1);
+            self.view = c.view(sqe.nsid.0);
         }
         let view = self.view.as_mut().ok_or(NotPlain)?;
         let (lba, count) = (sqe.cdw10_11(), u64::from(cdw12.nlb_z()) + 1);

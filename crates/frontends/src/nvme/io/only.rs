@@ -3,9 +3,9 @@
 //! What is known of it stays in registers from its entry to its completion, and in no list. Everything is checked as in a [batch](super::batch),
 //! which finds out again about whatever is not done here: nothing was taken then. The order of stores is a batch's, too.
 
-use millrace_block::{ByteOffset, Metadata, Transfer};
+use millrace_block::{ByteOffset, Transfer};
 use millrace_engine::stages::{self, Stage};
-use millrace_memory::Access;
+use millrace_memory::{Access, Segment};
 use millrace_nvme_spec::{
     command::{Cqe, Fuse, Sqe},
     nvm::ReadWriteCdw12,
@@ -18,13 +18,8 @@ use super::{
 };
 
 impl Controller {
-    /// Has the volume do the one command that is in a queue, for which there is room in the completion queue, and posts that; whether it did.
-    #[inline]
-    pub(crate) fn do_only(&mut self, sqid: u16) -> bool {
-        self.try_only(sqid).is_some()
-    }
-
-    fn try_only(&mut self, sqid: u16) -> Option<()> {
+    /// Has the volume do the one command that is in a queue, for which there is room in the completion queue, and posts that; `None` if it did not.
+    pub(crate) fn do_only(&mut self, sqid: u16) -> Option<()> {
         if self.io.fused.any() || self.trace.is_on() || self.turn_bytes == 0 {
             return None;
         }
@@ -43,12 +38,8 @@ impl Controller {
         if sqe.flags.fuse() != Fuse::NORMAL || self.io.running.contains(sqid, sqe.cid.0) {
             return None;
         }
-        let attached =
-            self.namespaces.get(sqe.nsid.0).filter(|attached| !attached.formatting.get() && attached.apart.get() == 0)?;
+        let attached = self.plain_namespace(sqe.nsid.0).filter(|attached| attached.apart.get() == 0)?;
         let namespace = &attached.namespace;
-        if !namespace.uncorrectable.is_empty() || matches!(namespace.volume.metadata(), Metadata::Shown(_)) {
-            return None;
-        }
         // Nearly all that come here are answered.
         cqe.prefetch_to_write();
         let geometry = namespace.volume.geometry();
@@ -81,7 +72,7 @@ impl Controller {
         drop(entered);
         stages::enter(Stage::Complete);
         cqe.prefetch_to_write();
-        self.post_only(sqid, sqe.cid.0, |second| cqe.publish_pair(0, 0, second));
+        self.post_only(sqid, sqe.cid.0, &cqe);
         let [commands, moved] = if transfer.is_write() {
             [&mut self.counters.write_commands, &mut self.counters.bytes_written]
         } else {
@@ -94,17 +85,16 @@ impl Controller {
         Some(())
     }
 
-    /// Posts the success of the command at the head by `publish`, which is given the second half of the completion entry; see the batch's
-    /// module for the order of stores.
+    /// Posts the success of the command at the head in its completion entry; see the batch's module for the order of stores.
     #[expect(clippy::inline_always, reason = "what it is given stays in registers")]
     #[inline(always)]
-    fn post_only(&mut self, sqid: u16, cid: u16, publish: impl FnOnce(u64)) {
+    fn post_only(&mut self, sqid: u16, cid: u16, cqe: &Segment) {
         let sq = self.sq(sqid);
         let cq = self.cq(sq.cq.get());
         let head = if sq.head.get() + 1 == sq.entries.get() { 0 } else { sq.head.get() + 1 };
         let (tail, phase) = (cq.tail() + 1, cq.phase());
         let [sqhd, sqid, cid] = [head as u16, sqid, cid].map(u64::from);
-        publish(sqhd | sqid << 16 | cid << 32 | u64::from(phase) << 48);
+        cqe.publish_pair(0, 0, sqhd | sqid << 16 | cid << 32 | u64::from(phase) << 48);
         state::commit();
         sq.head.set(head);
         state::commit();

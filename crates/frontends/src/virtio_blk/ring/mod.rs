@@ -7,9 +7,10 @@
 //! ```
 //!
 //! Invariants:
-//! * A descriptor is copied out once; what is checked and used is the copy.
+//! * What is checked and used is a copy. What was looked at ahead may be read again: for the record, or when its turn comes and all of it is
+//!   checked anew.
 //! * Everything a guest can say wrong is a [`RingError`]: the device fails, and only it.
-//! * A token stands for one request from `take` to `give_back`; there are never more than the ring has entries.
+//! * A token stands for one request from `take` or `take_plain` to `give_back`; there are never more than the ring has entries.
 //! * The record of requests under way ([`super::inflight`]) is written in an order that is right between any two stores.
 
 mod ahead;

@@ -158,6 +158,17 @@ fn one_by_itself_is_done_at_once() {
     assert_eq!(push_one(3), [1, 0, 1]);
 }
 
+/// As a session's commands go by its caps.
+#[test]
+fn one_by_itself_goes_the_way_that_its_namespace_is_led_to() {
+    let ((mut guest, straight), (_, way)) = (few(1), few(1));
+    guest.controller.namespaces.lead(1, Some(Arc::clone(&way) as Arc<dyn Volume>));
+    push(&mut guest, 0, 0);
+    guest.ring(1);
+    assert!(guest.wait(1).status().is_success());
+    assert_eq!([&way, &straight].map(|few| few.single.load(Ordering::Relaxed)), [1, 0]);
+}
+
 #[test]
 fn an_identifier_that_is_in_use_is_refused_in_the_middle_of_others() {
     let (mut guest, _few) = few(2);
