@@ -116,10 +116,10 @@ impl FileMap {
         word.fetch_or(1 << (extent % 64), Ordering::SeqCst);
         // Race: what was seen has gone meanwhile. `forget` counts, then clears the bit: either it clears this one, or the count is another one
         // here.
-        if self.forgotten.load(Ordering::SeqCst) != forgotten {
-            word.fetch_and(!(1 << (extent % 64)), Ordering::SeqCst);
-        } else {
+        if self.forgotten.load(Ordering::SeqCst) == forgotten {
             huge::written();
+        } else {
+            word.fetch_and(!(1 << (extent % 64)), Ordering::SeqCst);
         }
     }
 

@@ -11,6 +11,7 @@ use super::{BenchArgs, BenchError, Rw};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A queue whose commands are all made.
+#[expect(clippy::large_enum_variant, reason = "there is one for each client")]
 pub(super) enum Ring {
     Nvme(LeanQueue),
     Virtio(VirtioQueue),

@@ -127,6 +127,8 @@ fn copy_facts(view: &CopyView) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use serde_json::Value;
 
     use super::*;
@@ -154,7 +156,7 @@ mod tests {
     fn a_copy_is_waited_for_and_who_waits_is_told_why_it_is_not() {
         let running = (200, view("running"));
         assert_eq!(waited(&[(200, view("paused")), running.clone(), (200, view("done"))]), Ok(CopyState::Done));
-        let ended = waited(&[running.clone()]).unwrap_err();
+        let ended = waited(slice::from_ref(&running)).unwrap_err();
         assert!(ended.contains("the daemon has ended") && ended.contains("copy c goes on when it is back"), "{ended}");
         let stopping = (503, json!({ "code": "stopping", "status": 503, "detail": "the daemon is stopping" }));
         let ended = waited(&[running.clone(), stopping]).unwrap_err();

@@ -718,7 +718,9 @@ fn troubles_that_are_not_told_yet_stay_counted() {
     };
     let troubles = || lanes.iter().filter_map(Lane::troubles);
     assert!(sum(None, troubles(), controller.admin_queue()).is_none());
-    lanes.iter().for_each(|lane| strange(lane, 0));
+    for lane in &lanes {
+        strange(lane, 0);
+    }
     let untold = sum(None, troubles(), controller.admin_queue());
     assert_eq!(untold.as_ref().map(|(times, _)| *times), Some(2));
     strange(&lanes[1], 1);
