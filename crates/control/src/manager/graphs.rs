@@ -25,7 +25,7 @@ use millrace_services::{
     Health, Leaf, MAX_DEPTH, Node, Reason, Service, Settings, SharedObjects, Status,
     background::{OnShards, Spawner},
     find,
-    graph::{Graph, GraphError, LeafError, LeafRequest, Leaves, Plan, Stored, Tree, told_apart},
+    graph::{Graph, GraphError, LeafError, LeafRequest, Leaves, Plan, Stored, Tree, place_and_word, told_apart},
     meter::{self, Meters},
 };
 use serde::{Deserialize, Serialize};
@@ -521,7 +521,7 @@ impl Manager {
             }
             let services = volume.graph.as_ref().map(|live| live.graph.services(&command.service)).unwrap_or_default();
             let [(node, service)] = &services[..] else {
-                let place = |(node, _): &(String, _)| told_apart(node.split(" (").next().unwrap_or_default()).to_owned();
+                let place = |(node, _): &(String, _)| told_apart(place_and_word(node).0).to_owned();
                 let places: Vec<_> = services.iter().map(place).collect();
                 let why = match &places[..] {
                     [] => format!("it has no service {}; {}", command.service, commanded(&volume.record.spec.stack)),
@@ -529,9 +529,7 @@ impl Manager {
                 };
                 return Err(ControlError::invalid("volume", &name, why));
             };
-            // What a node is stands behind its place, which the uppermost one does not have.
-            let word = node.split_once(" (").map_or(node.as_str(), |(_, word)| word.trim_end_matches(')'));
-            if let Some(kind) = find(word) {
+            if let Some(kind) = find(place_and_word(node).1) {
                 kind.check_arguments(&command.command, &arguments).map_err(|error| refused(&name, error))?;
             }
             let service = Arc::clone(service);

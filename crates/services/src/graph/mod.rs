@@ -399,7 +399,7 @@ impl Graph {
     /// node that was kept in a change has the name of where it was first.
     pub fn services(&self, kind: &str) -> Vec<(String, Arc<dyn Service>)> {
         fn collect(node: &Built, name: &str, kind: &str, into: &mut Vec<(String, Arc<dyn Service>)>) {
-            let place = name.split_once(" (").map_or(name, |(place, _)| place);
+            let (place, _) = place_and_word(name);
             if let Some(service) = node.service.as_ref().filter(|_| [node.node.word(), name, place].contains(&kind)) {
                 into.push((name.to_owned(), Arc::clone(service)));
             }
@@ -525,6 +525,11 @@ impl Tree {
 
 /// How operators call a stack's uppermost service: its place is its name, which others of its kind have as well.
 pub const TOP: &str = "top";
+
+/// The place that a node's name says, and what it is: of the uppermost one both are the same.
+pub fn place_and_word(name: &str) -> (&str, &str) {
+    name.split_once(" (").map_or((name, name), |(place, word)| (place, word.trim_end_matches(')')))
+}
 
 /// How operators tell the service at a place from others of its kind.
 pub fn told_apart(place: &str) -> &str {

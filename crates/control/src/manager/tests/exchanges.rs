@@ -93,14 +93,20 @@ fn what_is_done_during_a_change_is_on_the_account_meanwhile() {
     assert!(rig.peek().metering.is_empty());
 }
 
-/// A thread has read a meter, and comes to write when another one is over that and on the account.
-#[test]
-fn what_was_read_of_a_meter_before_another_came_over_it_is_on_the_account_once() {
+/// A volume of tenant b's, of which its guest has written three blocks.
+fn metered() -> Rig {
     let rig = Rig::new();
     rig.create_volume(&spec("v", Some("256K"), "meter(tenant=b) | memory")).unwrap();
     rig.create_device(&device("d", "{}")).unwrap();
     rig.attach("d", &attach("v", Some(1))).unwrap();
     write(&rig, "d", 3);
+    rig
+}
+
+/// A thread has read a meter, and comes to write when another one is over that and on the account.
+#[test]
+fn what_was_read_of_a_meter_before_another_came_over_it_is_on_the_account_once() {
+    let rig = metered();
     let read = {
         let inner = rig.peek();
         inner.all_metered(inner.volumes.get("v"))
@@ -167,11 +173,7 @@ fn the_history_comes_back_with_its_pauses_and_does_not_grow_for_ever() {
 /// Between the moment in which the other meter comes into force and the end of the change, which may have to wait, both count.
 #[test]
 fn what_is_done_at_the_end_of_a_change_is_on_one_account() {
-    let rig = Rig::new();
-    rig.create_volume(&spec("v", Some("256K"), "meter(tenant=b) | memory")).unwrap();
-    rig.create_device(&device("d", "{}")).unwrap();
-    rig.attach("d", &attach("v", Some(1))).unwrap();
-    write(&rig, "d", 3);
+    let rig = metered();
     let next: Node = "meter(tenant=a) | meter(tenant=b) | memory".parse().unwrap();
     let mut change = rig.begin_change("v", None, |_| Ok(next)).unwrap();
     let result = rig.exchange(&mut change, false);

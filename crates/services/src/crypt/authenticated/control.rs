@@ -510,10 +510,9 @@ impl Service for Authenticated {
         status
     }
 
-    fn command(&self, command: &str, arguments: &Settings) -> Result<String, ServiceError> {
+    fn command(&self, command: &str, _: &Settings) -> Result<String, ServiceError> {
         match command {
-            "rekey" if arguments.is_empty() => self.begin_rekeying(),
-            "rekey" => Err(ServiceError::Command("rekey has no arguments".to_owned())),
+            "rekey" => self.begin_rekeying(),
             _ => Err(ServiceError::no_command(&super::super::KIND, command)),
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use millrace_block::{
-    BlockCount, BlockSize, Geometry, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError,
+    BlockSize, Operation, Request, Step, TaskContext, Volume,
     conformance::{Bench, SyncHarness},
     placed_bytes,
 };
@@ -16,13 +16,7 @@ use crate::Reason;
 struct Untidy(Arc<dyn Volume>);
 
 impl Volume for Untidy {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
+    crate::testing::passes_on!();
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         match request.segments {
@@ -33,18 +27,6 @@ impl Volume for Untidy {
 
     fn scratch_bytes(&self) -> usize {
         placed_bytes::<Segment>() + self.0.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.0.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.0.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.0.usage()
     }
 }
 

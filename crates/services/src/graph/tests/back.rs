@@ -155,15 +155,21 @@ fn small(stack: &str, disks: &[Arc<dyn Volume>], old: Option<&Graph>) -> Graph {
     built.unwrap_or_else(|error| panic!("{stack}: {error}"))
 }
 
-#[test]
-fn it_is_told_what_a_change_that_failed_has_erased() {
+/// A cache that is in use, and the stack that a change is about to put over its fast leg alone.
+fn crypt_over_a_fast_leg() -> (Graph, Arc<Switch>, Graph) {
     let disks = memory(2, BLOCKS);
     let mut old = small("cache(mode=through, line=4K, disk:0, disk:1)", &disks, None);
     old.mount(Reason::Create).unwrap();
     let switch = Switch::new("test", Arc::clone(old.volume()));
-    let mut new = small(&format!("crypt(key={KEY}, disk:1)"), &disks, Some(&old));
+    let new = small(&format!("crypt(key={KEY}, disk:1)"), &disks, Some(&old));
     // Its tasks are not run here, and so have ended.
     old.tasks.clear();
+    (old, switch, new)
+}
+
+#[test]
+fn it_is_told_what_a_change_that_failed_has_erased() {
+    let (mut old, switch, mut new) = crypt_over_a_fast_leg();
     let mut full = || Err("no space".to_owned());
     let failed = change(&switch, &mut old, &mut new, terms(&mut full, true)).unwrap_err().to_string();
     for says in ["no space", "the volume is not as before", "disk:1: what the volume had there may be gone"] {
@@ -291,13 +297,7 @@ fn metadata_that_a_change_to_another_form_has_erased_can_be_formatted() {
 struct Erased(Arc<dyn Volume>);
 
 impl Volume for Erased {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
+    crate::testing::passes_on!();
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         self.0.submit(cx, request)
@@ -305,18 +305,6 @@ impl Volume for Erased {
 
     fn scratch_bytes(&self) -> usize {
         self.0.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.0.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.0.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.0.usage()
     }
 }
 
@@ -352,11 +340,7 @@ impl Service for Erased {
 
 #[test]
 fn it_is_told_what_a_service_has_erased_that_refused_by_itself_then() {
-    let disks = memory(2, BLOCKS);
-    let mut old = small("cache(mode=through, line=4K, disk:0, disk:1)", &disks, None);
-    old.mount(Reason::Create).unwrap();
-    let switch = Switch::new("test", Arc::clone(old.volume()));
-    let mut new = small(&format!("crypt(key={KEY}, disk:1)"), &disks, Some(&old));
+    let (mut old, switch, mut new) = crypt_over_a_fast_leg();
     let crypt = Arc::clone(&new.root);
     new.root = Arc::new(Built {
         node: crypt.node.clone(),
@@ -368,8 +352,6 @@ fn it_is_told_what_a_service_has_erased_that_refused_by_itself_then() {
         absent: None,
         at_work: Mutex::default(),
     });
-    // Its tasks are not run here, and so have ended.
-    old.tasks.clear();
     let failed = change(&switch, &mut old, &mut new, terms(&mut || Ok(()), true)).unwrap_err().to_string();
     for says in ["no memory", "disk:1: what the volume had there may be gone"] {
         assert!(failed.contains(says), "{failed}");

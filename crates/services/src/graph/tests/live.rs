@@ -93,13 +93,7 @@ struct How {
 struct Shown(Arc<Switch>);
 
 impl Volume for Shown {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
+    crate::testing::passes_on!();
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         self.0.submit(cx, request)
@@ -107,18 +101,6 @@ impl Volume for Shown {
 
     fn scratch_bytes(&self) -> usize {
         ShardConfig::VOLUME_SCRATCH
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.0.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.0.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.0.usage()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use millrace_backends::{FileOptions, FileVolume};
-use millrace_block::{Extent, Geometry, Lba, Request, Step, TaskContext, Usage, VolumeError};
+use millrace_block::{Extent, Lba, Request, Step, TaskContext};
 
 use super::*;
 
@@ -13,13 +13,7 @@ const BYTES: u64 = 1 << 30;
 pub(super) struct Knowing(pub(super) Arc<dyn Volume>);
 
 impl Volume for Knowing {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
+    crate::testing::passes_on!();
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         self.0.submit(cx, request)
@@ -27,18 +21,6 @@ impl Volume for Knowing {
 
     fn scratch_bytes(&self) -> usize {
         self.0.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.0.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.0.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.0.usage()
     }
 
     fn extent(&self, lba: Lba) -> Option<Extent> {

@@ -198,8 +198,8 @@ fn commands_that_are_none_are_refused() {
     let service = &graph.services("crypt")[0].1;
     let mut settings = Settings::default();
     settings.add("x", "1");
-    let error = service.command("rekey", &settings).unwrap_err().to_string();
-    assert!(error.contains("has no arguments"), "{error}");
+    let error = crate::crypt::KIND.check_arguments("rekey", &settings).unwrap_err().to_string();
+    assert!(error.contains("rekey has no argument x; it takes none"), "{error}");
     let error = service.command("scrub", &Settings::default()).unwrap_err().to_string();
     assert!(error.contains("no command of crypt"), "{error}");
     close(graph);
