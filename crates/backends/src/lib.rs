@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   "file:/srv/a.img" ──BackendSpec──► open ──► Arc<dyn Volume>
-//!                                                 ├─ memory  copies at once between segments and anonymous memory
+//!                                                 ├─ memory  copies at once between segments and memory files, which the keeper holds, too
 //!                                                 ├─ null    answers at once, moves nothing
 //!                                                 ├─ file    the shard's ring: O_DIRECT straight into the segments where
 //!                                                 │          alignment allows, else by way of the shard's buffers

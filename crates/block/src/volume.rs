@@ -190,6 +190,13 @@ pub trait Volume: Send + Sync {
         None
     }
 
+    /// All that was written here and not made durable is about to be written anew, as to a leg that is taken into use again: a flush that has
+    /// failed need not fail those to come. False: they fail all the same. Called with no request in flight; may ask the system below and
+    /// wait: not called on a shard. Who says nothing remembers no failure, or goes on failing.
+    fn trust_again(&self) -> bool {
+        true
+    }
+
     /// Whether a [format](Self::format) first of all destroys the one key under which all of its data are enciphered, wherever
     /// they are (NVMe's Cryptographic Erase). Who says nothing does not promise it.
     fn erases_by_key(&self) -> bool {

@@ -16,7 +16,8 @@
 //! refuses I/O all the same, the volume falls back to the page cache for good.
 //!
 //! A flush that has failed has lost data: the system tells of an error once and forgets the pages that it could not write. So
-//! every later flush of the volume fails as well, until it is opened anew; and flushes go to the system one at a time (`flushes.rs`). A durable
+//! every later flush of the volume fails as well, until it is opened anew, or all that was lost is written anew past the page cache
+//! ([`Volume::trust_again`]); and flushes go to the system one at a time (`flushes.rs`). A durable
 //! write would be told of what others have lost, too: where these may have lost anything, it is a plain write and then a flush.
 
 mod beside;
@@ -213,6 +214,16 @@ impl FileVolume {
         Ok(())
     }
 
+    /// What a flush has lost is about to be written anew: forgets that it has failed, if the next one does not. Whether it did.
+    fn forget_lost(&self) -> bool {
+        let Ok(Some(_turn)) = self.flushes.wait_beside() else { return false };
+        let is_well = rustix::fs::fdatasync(&self.fd).is_ok();
+        if is_well {
+            self.lost.store(0, Ordering::Relaxed);
+        }
+        is_well
+    }
+
     /// Moves the file's end, not yet durably.
     fn move_end(&self, before: u64, after: u64) -> rustix::io::Result<()> {
         self.forget(before.min(after), u64::MAX);
@@ -375,6 +386,11 @@ impl Volume for FileVolume {
 
     fn extent(&self, lba: Lba) -> Option<Extent> {
         self.extent_at(lba)
+    }
+
+    fn trust_again(&self) -> bool {
+        // What the disk has lost the page cache may still have: read there it looks right, and is not written anew.
+        self.lost.load(Ordering::Relaxed) == 0 || (self.is_direct() && self.forget_lost())
     }
 
     fn as_file(&self) -> Option<&dyn PlainFile> {

@@ -1,4 +1,5 @@
-//! A volume in memory: fast, sparse, and gone with the process, or with whoever holds its memory files.
+//! A volume in memory: fast, sparse, and gone when nobody holds its memory files any more. The keeper holds them, too, so that it
+//! outlives a worker.
 //!
 //! Requests finish at once. Only what touches much memory without moving much data through the guest (erasing, copying) is
 //! cut in pieces, so that the shard can serve others in between.

@@ -240,6 +240,22 @@ fn a_flush_that_failed_is_not_made_good_by_the_next() {
     }
 }
 
+/// As a leg is that is taken into use again. In the page cache may be what the disk has not.
+#[test]
+fn what_is_written_anew_past_the_page_cache_is_flushed_again() {
+    let mut harness = SyncHarness::new(SEED, false);
+    for directory in [on_disk(), in_memory()] {
+        let volume = open(&directory.path().join("a.img"), Some(MIB)).unwrap();
+        assert!(volume.trust_again(), "no flush has failed");
+        harness.io().foretell(-libc::EIO);
+        let lost = Bench::new(&mut harness, volume.clone(), SEED).plain(Operation::Flush, 0, 0);
+        assert!(lost.is_err());
+        assert_eq!(volume.trust_again(), volume.is_direct());
+        let flushed = Bench::new(&mut harness, volume.clone(), SEED).plain(Operation::Flush, 0, 0);
+        assert_eq!(flushed, if volume.is_direct() { Ok(()) } else { lost });
+    }
+}
+
 #[test]
 fn a_durable_write_by_way_of_the_page_cache_fails_flushes_only_by_what_others_lost() {
     let directory = in_memory();

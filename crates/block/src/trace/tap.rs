@@ -227,6 +227,10 @@ impl Volume for Tap {
         self.volume.as_file()
     }
 
+    fn trust_again(&self) -> bool {
+        self.volume.trust_again()
+    }
+
     fn erases_by_key(&self) -> bool {
         self.volume.erases_by_key()
     }
