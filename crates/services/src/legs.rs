@@ -295,6 +295,36 @@ pub(crate) fn store_on_all<'a>(
     })
 }
 
+type Reading = Box<dyn for<'a> FnOnce(TaskContext<'a>) -> LocalFuture<'a, Result<Vec<u8>, BlockError>>>;
+
+/// Reads `len` bytes at each of these places on the calling thread, side by side as far as its shard has slots; the first `kept` of each, in
+/// their order.
+///
+/// # Errors
+/// When the thread cannot have a ring.
+pub(crate) fn read_beginnings(
+    places: impl Iterator<Item = (Leg, u64)>,
+    len: usize,
+    kept: usize,
+) -> Result<Vec<Result<Vec<u8>, ServiceError>>, ServiceError> {
+    let one = |(leg, offset): (Leg, u64)| {
+        let name = leg.name().to_owned();
+        let work: Reading = Box::new(move |cx| {
+            Box::pin(async move {
+                let mut bytes = read_bytes(cx, &*leg, offset, len).await?;
+                bytes.truncate(kept);
+                bytes.shrink_to_fit();
+                Ok(bytes)
+            })
+        });
+        (name, work)
+    };
+    let (names, works): (Vec<_>, Vec<_>) = places.map(one).unzip();
+    let said =
+        |(leg, result): (String, Result<_, _>)| result.map_err(|source| ServiceError::Leg { what: "read", leg, source });
+    Ok(names.into_iter().zip(block_on_all(works)?).map(said).collect())
+}
+
 /// Flushes legs side by side on the calling thread, and waits for all; what each of them said.
 ///
 /// # Errors

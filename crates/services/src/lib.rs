@@ -54,14 +54,16 @@ pub mod testing;
 pub mod throttle;
 mod told;
 
-/// Whether all can reach a key file, and who runs the commands that print keys.
+/// Keys that are fetched before the volumes that need them are opened.
+pub use crypt::{FetchedKey, FetchedKeys, key_sources};
+/// Where keys come from, whether all can reach a key file, and who runs the commands that print keys.
 pub use millrace_cipher::{
-    Runner as KeyCommandRunner, is_open_to_all as is_key_open_to_all, run_commands_by as run_key_commands_by,
+    KeySource, Runner as KeyCommandRunner, is_open_to_all as is_key_open_to_all, run_commands_by as run_key_commands_by,
 };
 pub use registry::{all, find};
 pub use service::{
-    Build, Health, Keeps, Kind, Layout, LegOrigin, Mount, Plan, Progress, Reason, Service, ServiceError, Sizing, Status,
-    Word,
+    Build, Health, Keeps, Kind, Layout, LegOrigin, Mount, Plan, Progress, Reason, Room, Service, ServiceError, Sizing,
+    Status, Word,
 };
 pub use settings::{SettingError, Settings};
 pub use shared::SharedObjects;

@@ -20,8 +20,12 @@ use std::{
 
 use millrace_block::{Bias, Favoured, IoOperation, TaskContext, yield_now};
 
+use crate::background::Stop;
+
 /// Power of two of the bytes of a unit.
 const UNIT_SHIFT: u32 = 12;
+/// Bytes of a unit: what a range is rounded outwards to.
+pub(crate) const UNIT: u64 = 1 << UNIT_SHIFT;
 /// Words of the table; a power of two.
 const WORDS: u64 = 4096;
 /// Turns of the shard before a waiting task sleeps.
@@ -197,18 +201,36 @@ impl Ranges {
     /// shorter, by multiples of `least`, down to that, until it can be had.
     pub(crate) async fn lock_some(&self, cx: TaskContext<'_>, bytes: &mut Range<u64>, least: u64) -> Locked<'_> {
         let mut looks = 0_u32;
+        until(cx, || self.try_some(bytes, least, &mut looks)).await
+    }
+
+    /// As [`Self::lock_some`], down to a unit, for background work, which begins at a unit's first byte: one unit alone is had like any request
+    /// has its own. `None`: it is told to stop.
+    pub(crate) async fn lock_some_until(
+        &self,
+        cx: TaskContext<'_>,
+        bytes: &mut Range<u64>,
+        stop: &Stop,
+    ) -> Option<Locked<'_>> {
+        let mut looks = 0_u32;
         until(cx, || {
-            let locked = self.try_lock(bytes.clone());
-            looks += 1;
-            if locked.is_none() && looks.is_multiple_of(LOOKS) {
-                let shorter = (bytes.end - bytes.start) / 2 / least * least;
-                if shorter > 0 {
-                    bytes.end = bytes.start + shorter;
-                }
+            if stop.is_set() {
+                return Some(None);
             }
-            locked
+            self.try_some(bytes, UNIT, &mut looks).map(Some)
         })
         .await
+    }
+
+    /// A look of [`Self::lock_some`].
+    fn try_some(&self, bytes: &mut Range<u64>, least: u64, looks: &mut u32) -> Option<Locked<'_>> {
+        let locked = self.try_lock(bytes.clone());
+        *looks += 1;
+        if locked.is_none() && looks.is_multiple_of(LOOKS) {
+            let len = bytes.end - bytes.start;
+            bytes.end = bytes.start + (len / 2 / least * least).max(least).min(len);
+        }
+        locked
     }
 
     /// Waits until everything that was locked in the range when this was called has been unlocked.
@@ -312,6 +334,34 @@ mod tests {
         assert_eq!(lock_some(&ranges), 0..1 << 20);
         drop(held);
         assert_eq!(lock_some(&ranges), 0..16 << 20);
+    }
+
+    #[test]
+    fn background_work_gets_one_unit_of_a_range_that_is_never_free_and_ends_when_it_is_told() {
+        fn lock(ranges: &Arc<Ranges>, stop: &Stop) -> Option<Range<u64>> {
+            let (ranges, stop) = (Arc::clone(ranges), stop.clone());
+            let work = crate::legs::block_on(move |cx| {
+                Box::pin(async move {
+                    let mut bytes = 0..16 * UNIT + 5;
+                    let locked = ranges.lock_some_until(cx, &mut bytes, &stop).await.is_some();
+                    locked.then_some(bytes)
+                })
+            });
+            work.unwrap()
+        }
+        let (ranges, stop) = (Arc::new(Ranges::new()), Stop::default());
+        assert_eq!(lock(&ranges, &stop), Some(0..16 * UNIT + 5));
+        let second = ranges.try_lock(UNIT..UNIT + 1).unwrap();
+        assert_eq!(lock(&ranges, &stop), Some(0..UNIT));
+        let first = ranges.try_lock(0..1).unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| lock(&ranges, &stop));
+            // It most probably waits by then.
+            std::thread::sleep(Duration::from_millis(20));
+            stop.set();
+            assert_eq!(waits.join().unwrap(), None);
+        });
+        drop((first, second));
     }
 
     #[test]

@@ -169,7 +169,7 @@ pub enum Keeps {
     SizeOfParts,
 }
 
-/// What sizes a leg may have, as far as its definition tells.
+/// What a leg is, as far as its definition tells: what sizes it may have, and whether it keeps what it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizing {
     /// Whether it opens with a smaller size than it had.
@@ -178,6 +178,8 @@ pub struct Sizing {
     pub is_stated_below: bool,
     /// It is made of leaves by services that do with any size of theirs: those are told what they have grown to.
     pub is_plain: bool,
+    /// All below it is in memory of the daemon's: once that was stopped, it holds nothing.
+    pub is_in_memory: bool,
 }
 
 impl Build<'_> {
@@ -270,6 +272,12 @@ pub trait Service: Volume + Any {
     /// ([`legs`](crate::legs)). On error it must have changed nothing that the service before it needs.
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError>;
 
+    /// Whether its next mount has to complete an erasure that was cut off, which takes as long as its leg does. Asked before it is mounted, with what
+    /// it is over in force. Without a method of its own a service has no such erasure.
+    fn has_erasure(&self) -> bool {
+        false
+    }
+
     /// Whether it may come into force so, as far as is known without its legs. Asked when all that go are unmounted, and before any that come are
     /// mounted: those may erase what one that goes needs. Without a method of its own a service says all of that in [`mount`](Self::mount).
     fn may_mount(&self, mount: &Mount) -> Result<(), ServiceError> {
@@ -346,6 +354,18 @@ pub struct Status {
     /// Work under way.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub progress: Vec<Progress>,
+    /// What there is to give to volumes; of a disk alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub room: Option<Room>,
+}
+
+/// Room of a disk, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Room {
+    /// What no volume has.
+    pub free: u64,
+    /// What there is in all.
+    pub total: u64,
 }
 
 /// How well a service is doing.
@@ -386,7 +406,7 @@ impl Status {
     /// A service that is well and has these facts to tell.
     pub fn good(facts: impl IntoIterator<Item = (&'static str, String)>) -> Self {
         let facts = facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        Self { health: Health::Good, facts, progress: Vec::new() }
+        Self { health: Health::Good, facts, progress: Vec::new(), room: None }
     }
 }
 

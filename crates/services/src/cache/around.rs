@@ -14,6 +14,8 @@ use super::{
 
 /// Bytes that are erased at once: more would keep others from the range for too long.
 const ERASED_AT_ONCE: u64 = 16 << 20;
+/// The same at least, where others are always at work: whole blocks of any size.
+const ERASED_AT_LEAST: u64 = 4096;
 
 impl Cache {
     /// Clean blocks of a range that is about to be written on the slow leg are not valid any more. The range is locked.
@@ -147,10 +149,14 @@ impl Cache {
         };
         let fua = matches!(operation, Operation::WriteZeroes { fua: true, .. });
         let (bytes, shift) = (self.bytes_of(&request), self.shape().block_size.shift());
-        let (mut at, mut commit) = (bytes.start, false);
+        let (mut at, mut most, mut commit) = (bytes.start, ERASED_AT_ONCE, false);
         while at < bytes.end {
-            let len = ERASED_AT_ONCE.min(bytes.end - at);
-            let _range = core.ranges.lock(cx, at..at + len).await;
+            let wanted = most.min(bytes.end - at);
+            let mut piece = at..at + wanted;
+            let _range = core.ranges.lock_some(cx, &mut piece, ERASED_AT_LEAST).await;
+            let len = piece.end - piece.start;
+            // Where others are at work more would not be had the next time either.
+            most = if len < wanted { len } else { (most * 2).min(ERASED_AT_ONCE) };
             self.hide(core, at, at + len, shift);
             let piece = Request { operation, lba: Lba(at >> shift), count: BlockCount(len >> shift), segments: &[] };
             self.slow.submit(cx.deeper().with_scratch(&cx.scratch.carve_rest()), piece).await?;

@@ -49,7 +49,8 @@ impl Cache {
         match self.dirty_lines() {
             0 => Ok(()),
             dirty => Err(ServiceError::NotNow(format!(
-                "{dirty} lines are only on the fast leg ({}): they became dirty again while all were written back; try again when less is written",
+                "{dirty} lines are only on the fast leg ({}): they were in use, or became dirty again, while all were written back; try again when \
+                 less is written",
                 self.fast.name()
             ))),
         }
@@ -197,7 +198,7 @@ impl Service for Cache {
     }
 
     fn may_mount(&self, mount: &Mount) -> Result<(), ServiceError> {
-        Self::may_take_over(mount)
+        self.may_take_over(mount)
     }
 
     fn unmount(&self) -> Result<(), ServiceError> {

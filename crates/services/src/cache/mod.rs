@@ -246,6 +246,8 @@ pub(crate) struct Cache {
     me: Weak<Cache>,
     fast: Leg,
     slow: Leg,
+    /// The fast leg is in memory: once the daemon was stopped, it is empty.
+    forgets: bool,
     plan: CachePlan,
     /// Bytes of data.
     bytes: u64,
@@ -331,6 +333,7 @@ impl Core {
 impl Cache {
     fn new(build: Build<'_>, plan: CachePlan, bytes: u64) -> Arc<Self> {
         let [fast, slow] = [FAST, SLOW].map(|leg| Arc::clone(&build.legs[leg]));
+        let forgets = build.sizing_of(FAST).is_in_memory;
         Arc::new_cyclic(|me| {
             let cache = Self {
                 name: build.name,
@@ -338,6 +341,7 @@ impl Cache {
                 me: Weak::clone(me),
                 fast,
                 slow,
+                forgets,
                 plan,
                 bytes,
                 shape: AtomicU8::new(0),

@@ -25,6 +25,9 @@ const SAMPLES: u32 = 16;
 const ERASED_AT_ONCE: u64 = 16 << 20;
 /// What was tried where the fast leg has refused what its opening flushes.
 const FLUSH: &str = "flush";
+/// What helps where write-through is none: the fast leg is in memory.
+const OUT_AND_IN: &str =
+    "take the cache out (\"volume remove\"), which writes them back, and put it in again as it is to be";
 
 impl Cache {
     /// Comes into force.
@@ -92,10 +95,14 @@ impl Cache {
             Reason::Create => false,
             Reason::Change => is_replaced && origin(FAST) == LegOrigin::Kept,
         };
-        Self::may_take_over(mount)?;
+        self.may_take_over(mount)?;
         match Superblock::load(&self.fast)? {
             // A change that failed has put something else there. What this one had there lies on the slow leg, too.
             None if mount.reason == Reason::Open && matches!(*self.left(), Some((_, false))) => self.prepare(0),
+            None if mount.reason == Reason::Open && self.was_emptied()? => {
+                tracing::info!(cache = self.name, leg = self.fast.name(), "the fast leg is in memory and was emptied: the cache begins empty");
+                self.prepare(0)
+            }
             None if mount.reason == Reason::Open => Err(self.wrong(
                 "it holds no cache: it is not the fast leg that the volume had. What that one has and the slow leg lacks would be lost: bring it back",
             )),
@@ -127,12 +134,17 @@ impl Cache {
     }
 
     /// Whether what the cache before has only on its fast leg, or in memory, does not get lost by this mount.
-    pub(super) fn may_take_over(mount: &Mount) -> Result<(), ServiceError> {
+    pub(super) fn may_take_over(&self, mount: &Mount) -> Result<(), ServiceError> {
         let Some(previous) = mount.previous::<Self>().filter(|_| mount.reason == Reason::Change) else { return Ok(()) };
         let fast_is_ours = mount.legs.get(FAST) == Some(&LegOrigin::Kept);
         if !fast_is_ours && previous.dirty_lines() > 0 {
+            let what_to_do = if previous.forgets {
+                OUT_AND_IN
+            } else {
+                "set mode=through, let \"volume command\" flush them, and then change it"
+            };
             return Err(ServiceError::NotNow(format!(
-                "{} dirty lines are on the fast leg that is to go ({}): set mode=through, let \"volume command\" flush them, and then change it",
+                "{} dirty lines are on the fast leg that is to go ({}): {what_to_do}",
                 previous.dirty_lines(),
                 previous.fast.name()
             )));
@@ -142,7 +154,23 @@ impl Cache {
                 "what the cache has in memory could not be stored: the log says why; it goes on as before".to_owned(),
             ));
         }
+        if self.forgets && self.plan.mode == Mode::Through && previous.dirty_lines() > 0 {
+            // See `was_emptied`.
+            return Err(ServiceError::NotNow(format!(
+                "{} dirty lines are only on the fast leg ({}), which is in memory, and with mode=through nobody would miss them after the daemon's \
+                 stop: {OUT_AND_IN}",
+                previous.dirty_lines(),
+                previous.fast.name()
+            )));
+        }
         Ok(())
+    }
+
+    /// Whether the daemon's stop has emptied the fast leg, and the slow one has everything: with write-through, nothing dirty is ever in memory
+    /// alone.
+    fn was_emptied(&self) -> Result<bool, ServiceError> {
+        let may_be = self.forgets && self.plan.mode == Mode::Through && self.core.get().is_none();
+        Ok(may_be && legs::is_zero(&legs::read(&self.fast, 0, disk::TABLE as usize)?))
     }
 
     /// How this one went out of force.

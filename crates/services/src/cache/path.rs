@@ -649,8 +649,11 @@ impl Volume for Cache {
         self.format_legs(block_size)
     }
 
+    /// What is dirty is on the fast leg alone: where nothing was written back yet, the slow one seems to hold nothing.
     fn usage(&self) -> Usage {
-        self.slow.usage()
+        let slow = self.slow.usage().allocated;
+        let dirty = self.core.get().map_or(0, |core| self.dirty_lines() << core.plan.line_shift);
+        Usage { allocated: slow + dirty.min(self.bytes.saturating_sub(slow)) }
     }
 
     fn erases_by_key(&self) -> bool {

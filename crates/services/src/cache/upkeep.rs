@@ -1,15 +1,19 @@
 //! Work beside requests: dirty lines are written back.
 
 use std::{
+    ops::Range,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
-use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, TaskContext, Volume, yield_now};
+use millrace_block::{BlockCount, BlockError, IoOperation, Lba, Operation, Request, TaskContext, Volume, yield_now};
 use millrace_memory::{BUFFER_SIZE, BounceBuffer, BufferPool};
 
 use super::{Cache, Core};
-use crate::background::Stop;
+use crate::{
+    background::Stop,
+    locks::{Locked, Taken},
+};
 
 /// How often lines are looked at.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -23,6 +27,10 @@ const SORTED: usize = 32;
 const LOOKS: u32 = 4096;
 /// Passes over everything in which all that is dirty must become clean, while writes go through.
 const PASSES: usize = 5;
+/// How often a line is looked at that requests have before it is left for the next time,
+const TRIES: u32 = 400;
+/// and how long nobody does in between: in all as long as a slow leg takes for a write.
+const LOOK_AGAIN: Duration = Duration::from_micros(50);
 /// Lines that a leg refuses one after the other before the others are left for the next time.
 const REFUSALS: u32 = 64;
 /// A full cache is given room whenever so large a part of it was written back,
@@ -243,16 +251,36 @@ impl Cache {
         bytes
     }
 
-    /// Writes a line's dirty blocks to the slow leg; how many bytes. A line that is in use is left alone, or waited for.
+    /// A line that nobody else has, and the turn to move it. One that is in use is left alone, or waited for a while: under a steady load all of
+    /// it is never free at once. Others may have the turn meanwhile.
+    async fn take_line<'a>(
+        &'a self,
+        cx: TaskContext<'_>,
+        core: &'a Core,
+        bytes: Range<u64>,
+        patient: bool,
+    ) -> Option<(Taken<'a>, Locked<'a>)> {
+        for _ in 0..if patient { TRIES } else { 1 } {
+            let turn = self.moving.take(cx).await;
+            if let Some(range) = core.ranges.try_lock(bytes.clone()) {
+                return Some((turn, range));
+            }
+            drop(turn);
+            if patient {
+                cx.io(IoOperation::Sleep(LOOK_AGAIN)).await;
+            }
+        }
+        None
+    }
+
+    /// Writes a line's dirty blocks to the slow leg; how many bytes: none where others have the line.
     async fn write_line_back(&self, cx: TaskContext<'_>, core: &Core, slot: u32, patient: bool) -> Result<u64, BlockError> {
         let place = core.table.slot(slot);
         let Some(line) = place.line().filter(|_| place.dirty.load(Ordering::SeqCst) != 0) else { return Ok(0) };
         let buffer = deepest_buffer(cx).await;
-        let _turn = self.moving.take(cx).await;
         let bytes = core.line_bytes(line);
-        let range =
-            if patient { Some(core.ranges.lock(cx, bytes.clone()).await) } else { core.ranges.try_lock(bytes.clone()) };
-        if range.is_none() || place.line() != Some(line) {
+        let taken = self.take_line(cx, core, bytes.clone(), patient).await;
+        if taken.is_none() || place.line() != Some(line) {
             return Ok(0);
         }
         let shift = self.shape().block_size.shift();

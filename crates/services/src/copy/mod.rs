@@ -103,6 +103,7 @@ pub struct Copier {
     /// The system may be asked to copy: it could do so without moving data, and has not refused yet.
     offload: bool,
     copied: Copied,
+    worked: u64,
 }
 
 /// Whether a volume can be copied to another; how many bytes that are.
@@ -178,7 +179,7 @@ impl Copier {
     pub fn new(source: Arc<Switch>, target: Arc<Switch>, spawner: Arc<dyn Spawner>) -> Result<Self, CopyError> {
         let bytes = check(&*source, &*target)?;
         let offload = target.root().as_file().is_some_and(PlainFile::may_share);
-        Ok(Self { source, target, spawner, bytes, offload, copied: Copied::default() })
+        Ok(Self { source, target, spawner, bytes, offload, copied: Copied::default(), worked: 0 })
     }
 
     /// How much there is to copy.
@@ -189,6 +190,11 @@ impl Copier {
     /// What the steps have done so far.
     pub fn copied(&self) -> Copied {
         self.copied
+    }
+
+    /// Bytes of the steps so far that were read, zeroes or not, or that the system has copied: what a rate is of. Holes cost nothing.
+    pub fn worked(&self) -> u64 {
+        self.worked
     }
 
     /// Copies about `most` bytes from byte `at` on, or a whole hole. Where it came to.
@@ -223,6 +229,7 @@ impl Copier {
         let len = whole(len, left);
         if !tagged && let Some(done) = self.offloaded(at, len) {
             self.copied.offloaded += done;
+            self.worked += done;
             return Ok(at + done);
         }
         self.carry(at, len, tagged)?;
@@ -304,6 +311,7 @@ impl Copier {
         })??;
         self.copied.moved += moved.written;
         self.copied.skipped += moved.zeroes;
+        self.worked += len;
         Ok(())
     }
 }

@@ -97,6 +97,20 @@ fn a_target_has_what_its_source_has_and_keeps_what_lies_beyond() {
     }
 }
 
+/// A rate is of what the volumes have to do, and holes that the source knows cost them nothing.
+#[test]
+fn zeroes_that_are_read_count_as_work_and_holes_do_not() {
+    let bytes = 1024 * KIB;
+    let mut read = copier(&memory(bytes), &memory(bytes));
+    assert_eq!((read.step(0, 100 * KIB).unwrap(), read.worked()), (100 * KIB, 100 * KIB));
+    finish(&mut read, 100 * KIB, 100 * KIB).unwrap();
+    assert_eq!((read.worked(), read.copied().skipped), (bytes, bytes));
+    let directory = tempfile::tempdir().unwrap();
+    let mut known = copier(&file(&directory.path().join("source"), bytes), &memory(bytes));
+    finish(&mut known, 0, 100 * KIB).unwrap();
+    assert_eq!((known.worked(), known.copied().skipped), (0, bytes));
+}
+
 #[test]
 fn blocks_of_one_size_are_copied_to_blocks_of_another() {
     let (mut random, bytes) = (Random::new(SEED), 1024 * KIB);

@@ -10,7 +10,7 @@ use millrace_memory::{Lent, Reach, Segment, SegmentCursor, Target};
 const AHEAD: usize = 1024;
 
 /// A key that takes over from the first block on.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Next {
     pub(super) cipher: Arc<Xts>,
     /// Blocks below this one have the new key.
@@ -47,7 +47,7 @@ pub(super) enum Failed {
 }
 
 /// The keys in force. They do not change; others come in their place.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Keys {
     pub(super) current: Arc<Xts>,
     pub(super) next: Option<Next>,

@@ -17,6 +17,7 @@
 
 mod authenticated;
 mod control;
+mod fetched;
 mod header;
 mod keys;
 mod rekey;
@@ -29,6 +30,7 @@ use std::{sync::Arc, time::Duration};
 use millrace_block::{BlockSize, Volume};
 use millrace_cipher::KeySource;
 
+pub use self::fetched::{FetchedKey, FetchedKeys, key_sources};
 use self::volume::Crypt;
 use crate::{
     service::{Build, Kind, Layout, Plan, Service, ServiceError, Word},
@@ -156,7 +158,7 @@ impl Plan for CryptPlan {
     fn build(&self, build: Build<'_>) -> Result<Arc<dyn Service>, ServiceError> {
         if self.mode == Mode::Authenticated {
             // Fetched before any pause: a command may take its time.
-            let kek = self.key.load().map_err(|error| control::key_error(&error))?;
+            let kek = fetched::key_of(build.shared, &self.key)?;
             let settled = authenticated::Settled {
                 key: self.key.clone(),
                 discard: self.discard,
@@ -182,7 +184,7 @@ impl Plan for CryptPlan {
             )));
         }
         // Fetched before any pause: a command may take its time.
-        let key = self.key.load().map_err(|error| control::key_error(&error))?;
+        let key = fetched::key_of(build.shared, &self.key)?;
         let sizing = (build.stated_of(0), build.sizing_of(0).keeps);
         Ok(Arc::new(Crypt::new(build.name, (leg, sizing), size, self, key)))
     }

@@ -42,6 +42,8 @@ use crate::{
 const SECTOR: usize = 512;
 /// How often it is looked whether requests have ended.
 const DRAIN_LOOK: Duration = Duration::from_micros(50);
+/// How long keys that could not be exchanged are left alone.
+const EXCHANGE_AGAIN: Duration = Duration::from_millis(1);
 
 /// Why a chunk was not re-enciphered.
 #[derive(Debug, Error)]
@@ -70,6 +72,19 @@ impl Crypt {
         Ok(())
     }
 
+    /// [`Self::exchange`] for keys that those in force must not outlast: blocks have the new ones already, or requests wait. Tried until it
+    /// succeeds.
+    async fn exchange_surely(&self, cx: TaskContext<'_>, keys: Keys) {
+        let mut is_told = false;
+        while let Err(error) = self.exchange(cx, keys.clone()).await {
+            if !is_told {
+                tracing::warn!(volume = self.name, %error, "the keys of a chunk cannot be exchanged yet: requests to it wait");
+                is_told = true;
+            }
+            cx.io(IoOperation::Sleep(EXCHANGE_AGAIN)).await;
+        }
+    }
+
     /// Re-enciphers the next chunk; false when there is none, or somebody else works on the keys.
     pub(super) async fn rekey_chunk(&self, cx: TaskContext<'_>, stop: &Stop) -> Result<bool, RekeyError> {
         let is_rekeying = self.keys.visit().as_ref().is_some_and(|keys| keys.next.is_some());
@@ -93,17 +108,17 @@ impl Crypt {
         }
         let (old, home) = if work.is_half_done() {
             // What is written to it meanwhile would be overwritten.
-            self.exchange(cx, work.keys(done, end, Failed::Again)).await?;
+            self.exchange(cx, work.held(Failed::Again)).await?;
             match self.read_both(cx, &buffer, &work).await {
                 Ok(both) => both,
                 Err(error) => {
                     // Nobody is to wait for long.
-                    self.exchange(cx, work.keys(done, end, Failed::Home)).await?;
+                    self.exchange_surely(cx, work.held(Failed::Home)).await;
                     return Err(error.into());
                 }
             }
         } else {
-            self.exchange(cx, work.keys(done, end, Failed::No)).await?;
+            self.exchange(cx, work.held(Failed::No)).await?;
             match self.write_journal(cx, &buffer, &work).await {
                 Ok(home) => (home.clone(), home),
                 Err(error) => {
@@ -112,7 +127,7 @@ impl Crypt {
                         Ok(()) => self.chunk_before(cx, &buffer, &work).await,
                         Err(error) => Err(error),
                     };
-                    self.exchange(cx, void.unwrap_or_else(|_| work.keys(done, end, Failed::Journal))).await?;
+                    self.exchange_surely(cx, void.unwrap_or_else(|_| work.held(Failed::Journal))).await;
                     return Err(error.into());
                 }
             }
@@ -122,10 +137,11 @@ impl Crypt {
         change_keys((&work.current, &work.next), done, work.unit, &mut new, &old);
         if let Err(error) = self.move_home(cx, &buffer, &work, Operation::Write { fua: false }, &new).await {
             // Part of the chunk may have the new key: nobody can use it until it is all there.
-            self.exchange(cx, work.keys(done, end, Failed::Home)).await?;
+            self.exchange_surely(cx, work.held(Failed::Home)).await;
             return Err(error.into());
         }
-        self.exchange(cx, work.keys_after()).await?;
+        // Else it would be taken for one that was not begun, and be re-enciphered twice.
+        self.exchange_surely(cx, work.keys_after()).await;
         self.control().failure = None;
         drop(claim);
         if let Some(micros) = (new.len() as u64).saturating_mul(1_000_000).checked_div(self.rekey_rate) {
@@ -273,7 +289,7 @@ impl Crypt {
         self.control().ending = true;
         self.store_header_in(cx, &header).await?;
         self.note_header(header);
-        self.exchange(cx, Keys { current: Arc::clone(&work.next), next: None, unit: work.unit }).await?;
+        self.exchange_surely(cx, Keys { current: Arc::clone(&work.next), next: None, unit: work.unit }).await;
         tracing::info!(volume = self.name, "re-keying is done");
         Ok(())
     }
@@ -286,6 +302,9 @@ struct Work {
     unit: usize,
     done: u64,
     end: u64,
+    /// Behind its last block as the journal has it, or will: of one that is half done, also where the volume has become shorter since. What lies
+    /// past the end then has the new key if it comes back, as after a crash.
+    journaled: u64,
     /// What failed of it before.
     failed: Failed,
     slot: u64,
@@ -299,12 +318,22 @@ impl Work {
         let (current, cipher) = (Arc::clone(&keys.current), Arc::clone(&next.cipher));
         // The journal has no more of a chunk that failed than it had then.
         let end = if next.failed == Failed::No { end } else { end.min(next.end) };
-        Some(Self { current, next: cipher, unit: keys.unit, done: next.done, end, failed: next.failed, slot: next.slot })
+        let (done, failed, slot, unit) = (next.done, next.failed, next.slot, keys.unit);
+        let mut work = Self { current, next: cipher, unit, done, end, journaled: end, failed, slot };
+        if work.is_half_done() {
+            work.journaled = next.end;
+        }
+        Some(work)
     }
 
     /// Whether part of it may have the new key already.
     fn is_half_done(&self) -> bool {
         matches!(self.failed, Failed::Home | Failed::Again)
+    }
+
+    /// The keys while it is under way, or has failed.
+    fn held(&self, failed: Failed) -> Keys {
+        self.keys(self.done, self.journaled, failed)
     }
 
     fn keys(&self, done: u64, end: u64, failed: Failed) -> Keys {
@@ -314,7 +343,7 @@ impl Work {
 
     /// The keys after the chunk.
     fn keys_after(&self) -> Keys {
-        let next = Next::at(Arc::clone(&self.next), self.end, 1 - self.slot);
+        let next = Next::at(Arc::clone(&self.next), self.journaled, 1 - self.slot);
         Keys { current: Arc::clone(&self.current), next: Some(next), unit: self.unit }
     }
 

@@ -9,6 +9,7 @@
 mod absent;
 mod again;
 mod change;
+mod mount;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -27,7 +28,7 @@ use crate::{
     background::{Background, Spawner, Task},
     migrate::stacks,
     registry,
-    service::{self, Build, Health, Layout, LegOrigin, Mount, Reason, Service, ServiceError, Status},
+    service::{self, Build, Health, Layout, Mount, Service, ServiceError, Status},
     settings::SettingError,
     shared::SharedObjects,
     stack::{Leaf, Node, ServiceNode, node_name},
@@ -116,6 +117,12 @@ pub enum GraphError {
         spec: String,
         /// The first node.
         other: String,
+    },
+    /// A service has an erasure to complete, and was to come into force at once.
+    #[error("{node}: an erasure that was cut off is to be completed first, which takes as long as its disk does")]
+    Unfinished {
+        /// The service's node.
+        node: String,
     },
     /// A change failed, and what was before did not come into force again, or may have been erased in part.
     #[error("{change}; and the volume is not as before ({back}): change, reopen or restore it")]
@@ -288,30 +295,6 @@ impl Graph {
         let mut points = Vec::new();
         collect(&self.root, None, &mut points);
         points
-    }
-
-    /// Brings a new graph into force.
-    ///
-    /// # Errors
-    /// The service that cannot be; then none is.
-    pub fn mount(&mut self, reason: Reason) -> Result<(), GraphError> {
-        let nodes = self.nodes();
-        let services: Vec<_> = nodes.iter().rev().filter(|node| node.service.is_some()).collect();
-        for (at, node) in services.iter().enumerate() {
-            let legs = vec![LegOrigin::Kept; node.legs.len()];
-            let mount = Mount { reason, legs, previous: None, reformat: false };
-            if let Err(error) = node.mount(&mount) {
-                for done in services[..at].iter().rev() {
-                    done.unmount();
-                    if reason == Reason::Create {
-                        done.discard(false);
-                    }
-                }
-                return Err(error);
-            }
-        }
-        self.start(&nodes);
-        Ok(())
     }
 
     /// Starts the tasks of services that have none yet.
@@ -494,7 +477,7 @@ impl Built {
         let why = self.absent.clone()?;
         let again = "put it right and \"millrace upgrade\" (to the same binary), or \"volume replace\" it";
         let facts = vec![("not there".to_owned(), why), ("to do".to_owned(), again.to_owned())];
-        Some(Status { health: Health::Failed, facts, progress: Vec::new() })
+        Some(Status { health: Health::Failed, facts, ..Status::default() })
     }
 
     fn tree(&self) -> Tree {

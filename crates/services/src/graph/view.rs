@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{
     registry,
     service::{self, Keeps, Layout, Sizing},
-    stack::Node,
+    stack::{Leaf, Node},
 };
 
 use super::{Built, is_one_of_many};
@@ -57,10 +57,15 @@ pub(super) fn own_layout(node: &Node) -> Option<String> {
     }
 }
 
-/// What sizes a leg may have.
+/// What sizes a leg may have, and whether it is in memory.
 pub(super) fn sizing(leg: &Node) -> Sizing {
     let is_stated = leg.leaves().iter().any(|leaf| matches!(leaf.settings.size("size"), Ok(Some(_))));
-    Sizing { keeps: keeps(leg), is_stated_below: leg.as_leaf().is_none() && is_stated, is_plain: is_plain(leg) }
+    Sizing {
+        keeps: keeps(leg),
+        is_stated_below: leg.as_leaf().is_none() && is_stated,
+        is_plain: is_plain(leg),
+        is_in_memory: leg.leaves().into_iter().all(Leaf::is_memory),
+    }
 }
 
 fn is_plain(node: &Node) -> bool {

@@ -26,6 +26,8 @@ use crate::{
 
 /// Bytes of the header's content.
 const CONTENT: usize = 40;
+/// Where in it the phase is.
+const PHASE: usize = 32;
 /// Bytes at either end of a leg that must be zeroes before it is taken for one that can be erased.
 const LOOKED_AT: u64 = 1 << 20;
 
@@ -122,7 +124,7 @@ impl Integrity {
             return Err(self.wrong(format!("its header has {} bytes and not {CONTENT}", found.content.len())));
         };
         let number = |at: usize| found.content[at..at + 4].iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
-        let (algorithm, block_size, phase, wanted) = (number(16), number(20), number(32), self.block_size().bytes());
+        let (algorithm, block_size, phase, wanted) = (number(16), number(20), number(PHASE), self.block_size().bytes());
         if algorithm != 1 {
             return Err(self.wrong(format!("its checksums are of kind {algorithm}, which this program does not know")));
         }
@@ -254,6 +256,11 @@ impl Integrity {
 }
 
 impl Service for Integrity {
+    fn has_erasure(&self) -> bool {
+        let erasing = (Phase::Erasing as u32).to_le_bytes();
+        matches!(REGION.load(&self.leg), Ok(Some(found)) if found.content.get(PHASE..PHASE + 4) == Some(&erasing[..]))
+    }
+
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
         if let Some(previous) = mount.previous::<Self>() {
             self.flushes.take_over(&previous.flushes);

@@ -18,6 +18,9 @@ use crate::{
     service::{LegOrigin, Mount, Reason, ServiceError},
 };
 
+/// The bitmap of who knows nothing.
+const ALL: Page = [u64::MAX; BYTES / 8];
+
 /// What a leg holds.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
@@ -456,8 +459,8 @@ impl Members {
         Ok(found)
     }
 
-    /// The union of the bitmaps of these legs, and the newest store's number. What cannot be read is taken for set.
-    fn load_pages(&self, which: u8) -> (Page, u64) {
+    /// The union of the bitmaps of these legs, the newest store's number, and whether one is undamaged: else all is taken for set.
+    fn load_pages(&self, which: u8) -> (Page, u64, bool) {
         let (mut union, mut newest, mut sure) = ([0; BYTES / 8], 0, false);
         for leg in legs_of(which) {
             let Ok(Some(record)) = self.page_region(leg).load(&self.legs[leg]) else { continue };
@@ -467,7 +470,32 @@ impl Members {
             let page = page_from(&record.content);
             union.iter_mut().zip(page).for_each(|(union, word)| *union |= word);
         }
-        (if sure { union } else { [u64::MAX; BYTES / 8] }, newest)
+        (if sure { union } else { ALL }, newest, sure)
+    }
+
+    /// Where legs in use may not be alike, by what those say that are being filled and know of no later store than `newest`, that of the legs which
+    /// have everything: beyond that, marks are for the sake of legs that are out. Everywhere, if nobody is being filled, or one says nothing
+    /// sure.
+    fn within(&self, found: &[Found], table: &Table, last: &Table, newest: u64) -> Page {
+        let is_as_before = |leg: usize| {
+            let id = table.members.get(leg).map(|member| member.id);
+            let said = found.get(leg).and_then(|found| found.record.as_ref().ok()?.as_ref());
+            let is_it =
+                |(said, own): &(Table, usize)| said.set == table.set && said.members.get(*own).map(|member| member.id) == id;
+            let was_filled = |member: &Member| Some(member.id) == id && member.state == LegState::Filling;
+            said.is_some_and(is_it) && last.members.iter().any(was_filled)
+        };
+        let filling = table.masks().filling();
+        let mut union = if filling == 0 { ALL } else { [0; BYTES / 8] };
+        for leg in legs_of(filling) {
+            let record = self.page_region(leg).load(&self.legs[leg]).ok().flatten();
+            // One with an older store was out of use when the others had theirs.
+            let record =
+                record.filter(|record| is_as_before(leg) && record.damaged.is_none() && record.generation >= newest);
+            let page = record.map_or(ALL, |record| page_from(&record.content));
+            union.iter_mut().zip(page).for_each(|(union, word)| *union |= word);
+        }
+        union
     }
 
     /// Has gone out of force, and how.
@@ -523,8 +551,11 @@ impl Members {
         }
         let masks = table.masks();
         let known = found.iter().any(|leg| matches!(&leg.record, Ok(Some((found, _))) if found.set == table.set));
-        let (page, page_generation) = if known { self.load_pages(masks.readable) } else { ([0; BYTES / 8], 0) };
-        let page = if all_stale { [u64::MAX; BYTES / 8] } else { page_before.unwrap_or(page) };
+        let (page, page_generation, is_sure) =
+            if known { self.load_pages(masks.readable) } else { ([0; BYTES / 8], 0, false) };
+        let is_as_found = is_sure && !all_stale && page_before.is_none();
+        let within = if is_as_found { self.within(&found, &table, &last, page_generation) } else { ALL };
+        let page = if all_stale { ALL } else { page_before.unwrap_or(page) };
         let others = self.load_pages(masks.writable).1;
         let intent = self.intent.get_or_init(|| Intent::new(self.bytes(), table.region_shift));
         if intent.shift() != table.region_shift {
@@ -533,7 +564,7 @@ impl Members {
             ));
         }
         intent.cover(self.bytes());
-        intent.start(&page);
+        intent.start_within(&page, &within);
         self.note_growth(&table);
         let formatting = table.formatting;
         let generation = generations.into_iter().flatten().max().unwrap_or(0);

@@ -352,14 +352,14 @@ impl Members {
     pub(super) async fn move_areas(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
         let Some(intent) = self.intent() else { return Err(BlockError::NotReady) };
         self.moving.store(true, Ordering::Relaxed);
-        let (page, writable) = (intent.page(), self.masks().writable);
-        for leg in legs_of(writable) {
+        let (wanted, masks) = (intent.wanted(), self.masks());
+        for leg in legs_of(masks.writable) {
             self.areas[leg].store(self.rules.area_of(&*self.legs[leg]), Ordering::Relaxed);
         }
-        let failed = self.store_page_on(cx, &page, writable).await?;
+        let failed = self.store_page_on(cx, &wanted, masks.writable, masks.filling()).await?;
         self.drop_legs(cx, failed.legs, failed.why()).await?;
         self.store_for_all(cx).await?;
-        intent.stored(&page);
+        intent.stored(&wanted);
         self.moving.store(false, Ordering::Relaxed);
         Ok(())
     }

@@ -3,11 +3,16 @@
 //! ```text
 //!   wanted     somebody wants to write there; what the next store of the bitmap will say
 //!   durable    the bitmap on the legs says so: writes may go
+//!   kept       marked for the sake of legs that are out alone: those in use agree there, durably
 //!   touched    written since the last look: not idle
 //!   stale      the legs may differ there now: reads go to one leg, and resync has it to do
 //!   undecided  they did differ there, and nothing told which leg is right: left to the operator
 //!   decided    undecided ones of which the operator has taken a leg out, that gets them when it is taken in again
 //! ```
+//!
+//! While a leg is out its marks tell what it lacks, and stay on the legs that have everything. A leg that is being filled has the others, the
+//! wanted ones, alone: what is done of it is not done again after a crash. A kept region is not durable: who writes there has the mark stored
+//! on all legs in use first, also on those that are being filled.
 //!
 //! A write that finds its region durable costs two loads. `durable` is set by whoever stored the bitmap and cleared by whoever has the
 //! turn to store it, so the two never meet.
@@ -39,7 +44,9 @@ struct Word {
 #[derive(Debug)]
 pub(crate) struct Intent {
     words: Box<[Word]>,
-    /// Undecided regions. Not in the words: no write looks at them.
+    /// Kept regions. Like those after it not in the words: no write looks at them. Only for whoever has the turn to store.
+    kept: Box<[AtomicU64]>,
+    /// Undecided regions.
     undecided: Box<[AtomicU64]>,
     /// Those that the operator has decided, and that have no mark yet.
     decided: Box<[AtomicU64]>,
@@ -82,8 +89,9 @@ impl Intent {
         let words = (0..WORDS).map(|_| Word::default()).collect();
         let count = || AtomicU64::new(0);
         let page = || (0..WORDS).map(|_| count()).collect();
-        let (undecided, decided) = (page(), page());
-        let intent = Self { words, undecided, decided, shift, regions: count(), suspicions: count(), stale: count() };
+        let (kept, undecided, decided) = (page(), page(), page());
+        let (regions, suspicions, stale) = (count(), count(), count());
+        let intent = Self { words, kept, undecided, decided, shift, regions, suspicions, stale };
         intent.cover(bytes);
         intent
     }
@@ -139,9 +147,38 @@ impl Intent {
         }
     }
 
-    /// What is to be stored.
-    pub(crate) fn page(&self) -> Page {
+    /// What is wanted: all that legs which are being filled need to be told.
+    pub(crate) fn wanted(&self) -> Page {
         std::array::from_fn(|at| self.words[at].wanted.load(Ordering::Relaxed))
+    }
+
+    /// This and what is kept: what all other legs need to be told.
+    pub(crate) fn with_kept(&self, wanted: &Page) -> Page {
+        std::array::from_fn(|at| wanted[at] | self.kept[at].load(Ordering::Relaxed))
+    }
+
+    /// All that is marked, or is to be.
+    pub(crate) fn page(&self) -> Page {
+        self.with_kept(&self.wanted())
+    }
+
+    /// Keeps marks that [were taken away](Self::unmark) for the sake of legs that are out alone. Only for whoever has the turn to store.
+    pub(crate) fn keep(&self, page: &Page) {
+        self.kept.iter().zip(page).for_each(|(kept, bits)| _ = kept.fetch_or(*bits, Ordering::Relaxed));
+    }
+
+    /// Wants what is kept. Only for whoever has the turn to store.
+    pub(crate) fn want_kept(&self) {
+        for (word, kept) in self.words.iter().zip(&self.kept) {
+            // `wanted` first: a page has it at every moment.
+            word.wanted.fetch_or(kept.load(Ordering::Relaxed), Ordering::Relaxed);
+            kept.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether all that is wanted is on the legs in use.
+    pub(crate) fn is_stored(&self) -> bool {
+        self.words.iter().all(|word| word.wanted.load(Ordering::Relaxed) & !word.durable.load(Ordering::Relaxed) == 0)
     }
 
     /// This is on the legs now. Only for whoever has the turn to store.
@@ -207,8 +244,15 @@ impl Intent {
 
     /// Starts with what is on the legs.
     pub(crate) fn start(&self, page: &Page) {
+        self.start_within(page, &[u64::MAX; WORDS]);
+    }
+
+    /// [`Self::start`]; what is marked beyond these regions is marked for the sake of legs that are out alone.
+    pub(crate) fn start_within(&self, page: &Page, within: &Page) {
         for (at, word) in self.words.iter().enumerate() {
-            let bits = page[at] & self.present(at);
+            let present = page[at] & self.present(at);
+            let bits = present & within[at];
+            self.kept[at].store(present & !within[at], Ordering::Relaxed);
             word.wanted.store(bits, Ordering::Relaxed);
             word.durable.store(bits, Ordering::SeqCst);
             word.touched.store(0, Ordering::Relaxed);
@@ -328,7 +372,8 @@ impl Intent {
 
     /// Marked regions.
     pub(crate) fn marked(&self) -> u64 {
-        self.words.iter().map(|word| u64::from(word.durable.load(Ordering::Relaxed).count_ones())).sum()
+        let marked = |(word, kept): (&Word, &AtomicU64)| word.durable.load(Ordering::Relaxed) | kept.load(Ordering::Relaxed);
+        self.words.iter().zip(&self.kept).map(|pair| u64::from(marked(pair).count_ones())).sum()
     }
 
     /// The first stale region from this one on.
@@ -374,6 +419,32 @@ mod tests {
         assert_eq!((intent.marked(), intent.page()), (1, page));
         intent.mark_again(&idle, true);
         assert_eq!((intent.marked(), intent.is_marked(&(3..=70))), (68, true));
+    }
+
+    #[test]
+    fn what_is_kept_is_for_legs_that_are_out_alone_until_it_is_wanted_again() {
+        let intent = Intent::new(100 << 20, 20);
+        let (mut page, mut within) = ([0; WORDS], [0; WORDS]);
+        (page[0], within[0]) = (0b1111, 0b10011);
+        intent.start_within(&page, &within);
+        assert_eq!((intent.wanted()[0], intent.page()[0], intent.marked()), (0b11, 0b1111, 4));
+        assert!(intent.is_stored() && intent.is_marked(&(0..=1)) && !intent.is_marked(&(2..=2)));
+        intent.suspect_marked();
+        assert_eq!(intent.stale(), 2);
+        // Somebody writes there.
+        intent.want(&(2..=2));
+        assert!(!intent.is_stored());
+        intent.stored(&intent.wanted());
+        assert!(intent.is_stored() && intent.is_marked(&(2..=2)));
+        // It is idle later.
+        page[0] = 0b100;
+        intent.unmark(&page);
+        intent.keep(&page);
+        assert_eq!((intent.wanted()[0], intent.page()[0], intent.marked()), (0b11, 0b1111, 4));
+        intent.want_kept();
+        assert_eq!((intent.wanted()[0], intent.page()[0], intent.is_stored()), (0b1111, 0b1111, false));
+        intent.start(&page);
+        assert_eq!((intent.wanted(), intent.page()), (page, page));
     }
 
     #[test]

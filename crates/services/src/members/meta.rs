@@ -18,6 +18,7 @@ use crate::{
     locks::{Taken, until},
     record::Region,
     service::ServiceError,
+    told::is_told,
 };
 
 /// How long the answer of `fail` waits for the turn to store marks, in nanoseconds.
@@ -64,15 +65,23 @@ impl Members {
         if self.moving.load(Ordering::Relaxed) {
             self.move_areas(cx).await?;
         }
-        let page = intent.page();
-        let failed = self.store_page_on(cx, &page, self.masks().writable).await?;
+        let (wanted, masks) = (intent.wanted(), self.masks());
+        let failed = self.store_page_on(cx, &wanted, masks.writable, masks.filling()).await?;
         self.drop_legs(cx, failed.legs, failed.why()).await?;
-        intent.stored(&page);
+        intent.stored(&wanted);
         Ok(())
     }
 
-    /// Stores a bitmap; the legs that refuse.
-    pub(super) async fn store_page_on(&self, cx: TaskContext<'_>, page: &Page, on: u8) -> Result<Refusals, BlockError> {
+    /// Stores a bitmap, with what is kept on all but legs that are being filled, and on these first: a crash finds on none of them less than is
+    /// to be done, for one that has an older store than the others does not count ([`Self::within`]). The legs that refuse.
+    pub(super) async fn store_page_on(
+        &self,
+        cx: TaskContext<'_>,
+        wanted: &Page,
+        on: u8,
+        filling: u8,
+    ) -> Result<Refusals, BlockError> {
+        let Some(intent) = self.intent() else { return Err(BlockError::NotReady) };
         let generation = match &mut *self.on_legs() {
             Some(on_legs) => {
                 on_legs.page_generation += 1;
@@ -80,9 +89,12 @@ impl Members {
             }
             None => return Err(BlockError::NotReady),
         };
-        let (bytes, mut failed) = (page_bytes(page), Refusals::default());
-        for leg in legs_of(on) {
-            failed.note(leg, self.store_on(cx.deeper(), leg, self.page_region(leg), generation, &bytes).await);
+        let stores = [(on & filling, page_bytes(wanted)), (on & !filling, page_bytes(&intent.with_kept(wanted)))];
+        let mut failed = Refusals::default();
+        for (on, bytes) in stores {
+            for leg in legs_of(on) {
+                failed.note(leg, self.store_on(cx.deeper(), leg, self.page_region(leg), generation, &bytes).await);
+            }
         }
         Ok(failed)
     }
@@ -173,6 +185,14 @@ impl Members {
             }
             which |= unfit;
             why = if failed.legs == 0 { Why::Flush } else { failed.why() };
+        }
+    }
+
+    /// A region cannot be brought in order now. It is tried again every few seconds, so the log is told ever more seldom.
+    pub(crate) fn note_undone(&self, region: u64, error: BlockError) {
+        let count = self.undone.fetch_add(1, Ordering::Relaxed) + 1;
+        if is_told(count) {
+            tracing::warn!(name = self.name, region, %error, count, "a region cannot be brought in order on all legs now");
         }
     }
 
@@ -283,9 +303,24 @@ impl Members {
 
     /// Lets legs that are filled be read.
     pub(crate) async fn promote(&self, cx: TaskContext<'_>) -> Result<(), BlockError> {
+        // Before the turn, as in `save_marks`: what is flushed below is then little.
+        let failed = self.flush_legs(cx, self.masks().writable).await;
+        if failed.legs != 0 {
+            return self.drop_legs(cx, failed.legs, failed.why()).await;
+        }
+        let page_turn = self.page_turn.take(cx).await;
+        let Some(intent) = self.intent() else { return Ok(()) };
+        if self.masks().filling() == 0 || !self.is_filled() {
+            return Ok(());
+        }
+        // From then on its bitmap counts, and it may be the last one that tells what those miss that are out.
+        intent.want_kept();
+        if !intent.is_stored() {
+            self.store_page(cx, &page_turn).await?;
+        }
         let turn = self.table_turn.take(cx).await;
         let masks = self.masks();
-        let filled = masks.writable & !masks.readable;
+        let filled = masks.filling();
         if filled == 0 || !self.is_filled() {
             return Ok(());
         }
@@ -320,7 +355,7 @@ impl Members {
         } else {
             set(LegState::Filling);
         }
-        drop(turn);
+        drop((turn, page_turn));
         self.drop_legs(cx, unfit, if failed.legs == 0 { Why::Flush } else { failed.why() }).await
     }
 
@@ -379,13 +414,19 @@ impl Members {
         }
     }
 
-    /// Takes the marks of idle regions away. Not while a leg is failed: they tell what it missed.
+    /// Whether marks that are no more needed may go from some legs in use. While a leg is failed they tell what it missed, and go from those alone
+    /// that are being filled.
+    fn may_unmark(&self, masks: Masks) -> bool {
+        // Acquire: what a leg missed that is in use again is stale, and so not idle.
+        (masks.writable == self.all() || masks.filling() != 0) && !self.admitting.load(Ordering::Acquire)
+    }
+
+    /// Takes the marks of idle regions away, as far as that [may be](Self::may_unmark).
     pub(crate) async fn take_marks_away(&self, cx: TaskContext<'_>) {
         let Some(intent) = self.intent() else { return };
         let turn = self.page_turn.take(cx).await;
         let masks = self.masks();
-        // Acquire: what a leg missed that is in use again is stale, and so not idle.
-        if masks.writable.count_ones() as usize != self.legs.len() || self.admitting.load(Ordering::Acquire) {
+        if !self.may_unmark(masks) {
             return;
         }
         let (losses, refused) = (self.losses.count(), self.refused.state());
@@ -421,8 +462,13 @@ impl Members {
             // All that was marked came under suspicion, while these seemed not to be.
             intent.mark_again(&idle, true);
             intent.suspect_page(&idle);
-        } else if self.store_page(cx, &turn).await.is_err() {
-            intent.mark_again(&idle, false);
+        } else {
+            if masks.writable != self.all() {
+                intent.keep(&idle);
+            }
+            if self.store_page(cx, &turn).await.is_err() {
+                intent.mark_again(&idle, false);
+            }
         }
     }
 
@@ -438,7 +484,9 @@ impl Members {
         if is_asked {
             intent.mark_again(&intent.decided(), false);
         }
-        if full || is_asked {
+        // It gets what is kept for it: that is to be done again.
+        intent.want_kept();
+        if full || is_asked || !intent.is_stored() {
             // On the good legs first: should the power go, nobody may think that little is missing.
             self.store_page(cx, &page_turn).await?;
         }
@@ -449,7 +497,7 @@ impl Members {
         // It may be the last one some day, and then knows what the others miss: what is marked now is not stored again. In both
         // copies, for it may have newer numbers than the others.
         for _ in 0..2 {
-            let failed = self.store_page_on(cx, &intent.page(), 1 << leg).await?;
+            let failed = self.store_page_on(cx, &intent.wanted(), 1 << leg, 0).await?;
             if failed.legs != 0 {
                 return Err(failed.why().error());
             }
@@ -552,9 +600,8 @@ impl Members {
             }
         }
         on_legs.page_generation += 1;
-        let page = self.intent().map(|intent| page_bytes(&intent.page())).unwrap_or_default();
         // The bitmap on all legs before any table: a table may make a leg a member that is to be filled.
-        let (failed, first) = self.store_pages_now(on, on_legs.page_generation, &page);
+        let (failed, first) = self.store_pages_now(on, on_legs.table.masks().filling(), on_legs.page_generation);
         let telling = on_legs.newest(on);
         let (refused, error) = self.tell_legs_now(on_legs, &telling);
         (failed | refused, first.or(error))
@@ -577,13 +624,18 @@ impl Members {
             on_legs.page_generation += 1;
             on_legs.page_generation
         });
-        let page = self.intent().map(|intent| page_bytes(&intent.page())).unwrap_or_default();
-        self.store_pages_now(1 << leg, generation, &page).1.is_none()
+        self.store_pages_now(1 << leg, 0, generation).1.is_none()
     }
 
-    /// Like [`Self::store_page_on`], on the calling thread.
-    fn store_pages_now(&self, on: u8, generation: u64, page: &[u8]) -> (u8, Option<ServiceError>) {
-        self.store_now(legs_of(on).map(|leg| (leg, vec![self.page_region(leg).copy(generation, page)])))
+    /// Like [`Self::store_page_on`] with what is wanted, on the calling thread.
+    fn store_pages_now(&self, on: u8, filling: u8, generation: u64) -> (u8, Option<ServiceError>) {
+        let bytes = |page: fn(&Intent) -> Page| self.intent().map(|intent| page_bytes(&page(intent))).unwrap_or_default();
+        let stores = [(on & filling, bytes(Intent::wanted)), (on & !filling, bytes(Intent::page))];
+        stores.iter().fold((0, None), |(refused, first), (on, page)| {
+            let (more, error) =
+                self.store_now(legs_of(*on).map(|leg| (leg, vec![self.page_region(leg).copy(generation, page)])));
+            (refused | more, first.or(error))
+        })
     }
 
     /// Stores on legs side by side; those that refuse, and what the first of them said.
@@ -624,19 +676,19 @@ impl Members {
         let Some(intent) = self.intent() else { return Ok(()) };
         let in_order = intent.in_order();
         // As in `take_marks_away`.
-        let may_go = masks.writable.count_ones() as usize == self.legs.len()
-            && !self.admitting.load(Ordering::Acquire)
-            && (self.refused() | self.unflushed.legs()) & masks.writable == 0;
+        let may_go = self.may_unmark(masks) && (self.refused() | self.unflushed.legs()) & masks.writable == 0;
         if !may_go || in_order.iter().all(|word| *word == 0) {
             return Ok(());
         }
         intent.unmark(&in_order);
+        if masks.writable != self.all() {
+            intent.keep(&in_order);
+        }
         let generation = self.on_legs().as_mut().map_or(1, |on_legs| {
             on_legs.page_generation += 1;
             on_legs.page_generation
         });
-        let page = page_bytes(&intent.page());
-        self.store_pages_now(masks.writable, generation, &page).1.map_or(Ok(()), Err)
+        self.store_pages_now(masks.writable, masks.filling(), generation).1.map_or(Ok(()), Err)
     }
 }
 

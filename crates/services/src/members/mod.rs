@@ -166,6 +166,8 @@ pub(crate) struct Members {
     pub(crate) dropped: AtomicU64,
     /// Stale regions when resync began.
     pub(crate) resync_total: AtomicU64,
+    /// Times that a region could not be brought in order, since all were.
+    undone: AtomicU64,
 }
 
 /// Whether the leg is at fault, and not the request.
@@ -248,6 +250,7 @@ impl Members {
             losses: Losses::default(),
             dropped: AtomicU64::new(0),
             resync_total: AtomicU64::new(0),
+            undone: AtomicU64::new(0),
         })
     }
 
@@ -343,6 +346,15 @@ impl Members {
         let masks = self.masks();
         let left_out = self.all() & !legs & !masks.writable;
         (faulty | left_out) & !masks.recorded
+    }
+
+    /// Whether nothing is left to be brought in order.
+    pub(crate) fn is_in_order(&self) -> bool {
+        let is_in_order = self.intent().is_none_or(|intent| intent.stale() == 0);
+        if is_in_order {
+            self.undone.store(0, Ordering::Relaxed);
+        }
+        is_in_order
     }
 
     /// Regions done and all, while legs are brought together.
@@ -465,6 +477,13 @@ impl Members {
         }
         if (masks.readable.count_ones() as usize) < self.rules.least {
             return Err(ServiceError::NotNow("there are too few good legs to fill it from".to_owned()));
+        }
+        if !self.legs[leg].trust_again() {
+            let name = self.leg_name(leg);
+            return Err(ServiceError::NotNow(format!(
+                "leg {leg} ({name}) has failed a flush, and fails all flushes until it is opened anew: \"millrace upgrade\" does that when \
+                 its disk is well; \"volume replace\" puts another one in its place"
+            )));
         }
         let member = self.on_legs().as_ref().and_then(|on_legs| on_legs.table.members.get(leg).copied());
         let member = member.ok_or_else(|| ServiceError::NotNow(format!("the {} is not in force", self.rules.service)))?;

@@ -308,6 +308,13 @@ pub(crate) struct Masks {
     pub(crate) recorded: u8,
 }
 
+impl Masks {
+    /// Legs that are being filled.
+    pub(crate) fn filling(self) -> u8 {
+        self.writable & !self.readable
+    }
+}
+
 /// Sets of legs that every request looks at, in one word.
 #[derive(Debug, Default)]
 pub(crate) struct SharedMasks(AtomicU64);

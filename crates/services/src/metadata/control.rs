@@ -21,7 +21,9 @@ use crate::{
 
 /// Bytes of the header's content.
 const CONTENT: usize = 40;
-/// Where in it the form of the metadata is.
+/// Where in it the phase is.
+const PHASE: usize = 28;
+/// And the form of the metadata.
 const SHOWN: usize = 32;
 /// Bytes at either end of a leg that must be zeroes before it is taken for one that can be erased.
 const LOOKED_AT: u64 = 1 << 20;
@@ -155,7 +157,7 @@ impl Tagged {
             return Err(self.wrong(format!("its header has {} bytes and not {CONTENT}", found.content.len())));
         };
         let number = |at: usize| found.content[at..at + 4].iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
-        let (block_size, phase, shown, wanted) = (number(16), number(28), number(SHOWN), self.block_size().bytes());
+        let (block_size, phase, shown, wanted) = (number(16), number(PHASE), number(SHOWN), self.block_size().bytes());
         if block_size != wanted {
             return Err(self.wrong(format!("it has blocks of {block_size} bytes, and the volume of {wanted}")));
         }
@@ -256,6 +258,11 @@ impl Tagged {
 }
 
 impl Service for Tagged {
+    fn has_erasure(&self) -> bool {
+        let erasing = (Phase::Erasing as u32).to_le_bytes();
+        matches!(REGION.load(self.leg()), Ok(Some(found)) if found.content.get(PHASE..PHASE + 4) == Some(&erasing[..]))
+    }
+
     fn mount(&self, mount: &Mount) -> Result<(), ServiceError> {
         self.forget_all();
         if let Some(previous) = mount.previous::<Self>() {

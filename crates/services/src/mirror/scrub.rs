@@ -1,6 +1,6 @@
 //! Scrub: compares what the legs hold, and repairs what can be decided.
 
-use std::sync::atomic::Ordering;
+use std::{ops::Range, sync::atomic::Ordering};
 
 use millrace_block::{Operation, TaskContext, clock};
 use millrace_memory::{BounceBuffer, BufferPool, Segment};
@@ -8,6 +8,7 @@ use millrace_memory::{BounceBuffer, BufferPool, Segment};
 use super::{Mirror, upkeep::PIECE};
 use crate::{
     background::{Pace, Stop},
+    locks::UNIT,
     members::{
         SCRUB_TURN,
         intent::Intent,
@@ -57,6 +58,15 @@ impl Mirror {
                 if !scrub.running {
                     return false;
                 }
+                if self.masks().readable.count_ones() < 2 {
+                    (scrub.running, scrub.cut_short) = (false, true);
+                    tracing::warn!(
+                        mirror = self.name,
+                        at = scrub.at,
+                        "a scrub ends before it is done: only one leg is good, and there is nothing to compare it with"
+                    );
+                    return false;
+                }
                 if scrub.at >= self.members.ready() {
                     (scrub.running, scrub.finished) = (false, scrub.finished + 1);
                     let (repaired, differing) = (scrub.repaired, scrub.differing);
@@ -66,9 +76,9 @@ impl Mirror {
                 scrub.at
             };
             let len = PIECE.min(self.members.ready().saturating_sub(at));
-            self.scrub_piece(cx, pool, at, len).await;
-            self.advance_scrub(at, len);
-            pace.spend(cx, stop, len).await;
+            let done = self.scrub_piece(cx, stop, pool, at..at + len).await;
+            self.advance_scrub(at, done);
+            pace.spend(cx, stop, done).await;
             // Not because something is stale: what cannot be made equal would let no scrub end.
             if makes_way && suspicions() != before {
                 self.scrub().made_way = true;
@@ -81,16 +91,27 @@ impl Mirror {
         false
     }
 
-    /// Compares a piece on all good legs.
-    pub(super) async fn scrub_piece(&self, cx: TaskContext<'_>, pool: &BufferPool, at: u64, len: u64) {
-        let _range = self.members.ranges.lock(cx, at..at + len).await;
+    /// Compares a piece on all good legs, or the beginning of it, where others are at work all the time: how much. Nothing: it is told to stop.
+    pub(super) async fn scrub_piece(
+        &self,
+        cx: TaskContext<'_>,
+        stop: &Stop,
+        pool: &BufferPool,
+        mut bytes: Range<u64>,
+    ) -> u64 {
+        let Some(_range) = self.members.ranges.lock_some_until(cx, &mut bytes, stop).await else { return 0 };
+        let done = bytes.end - bytes.start;
         // A format to larger blocks while this waited may have left the end out.
-        let len = len.min(self.members.ready().saturating_sub(at));
-        if len == 0 {
-            return;
+        let len = done.min(self.members.ready().saturating_sub(bytes.start));
+        if len > 0 {
+            // As many of this level's buffers as there are may be held here.
+            self.compare(cx.deeper(), pool, bytes.start, len).await;
         }
-        // As many of this level's buffers as there are may be held here.
-        let cx = cx.deeper();
+        done
+    }
+
+    /// [`Self::scrub_piece`], of what is locked.
+    async fn compare(&self, cx: TaskContext<'_>, pool: &BufferPool, at: u64, len: u64) {
         if self.intent().is_none_or(|intent| !intent.is_settled(at, at + len)) {
             // Resync has it to do.
             return;
@@ -119,7 +140,10 @@ impl Mirror {
                 have |= u8::from(self.look_at(cx, leg, place, part(leg)).await) << leg;
             }
             if self.vote(cx, have, place, &part).await {
-                self.heal(cx, readable & !have, place, &part).await;
+                // What the leg could not read is read again, block by block: its buffer is free around this one.
+                let around = (place / UNIT * UNIT).saturating_sub(at) as usize;
+                let room = |leg: usize| segment(leg).part(around, UNIT as usize);
+                self.heal(cx, readable & !have, place, &part, &room).await;
             }
         }
     }
@@ -134,9 +158,16 @@ impl Mirror {
     }
 
     /// Gives a block to the legs that cannot read it.
-    async fn heal(&self, cx: TaskContext<'_>, legs: u8, at: u64, part: &impl Fn(usize) -> Segment) {
+    async fn heal(
+        &self,
+        cx: TaskContext<'_>,
+        legs: u8,
+        at: u64,
+        part: &impl Fn(usize) -> Segment,
+        room: &impl Fn(usize) -> Option<Segment>,
+    ) {
         for leg in legs_of(legs) {
-            match self.repair(cx, leg, at, part(leg), true).await {
+            match self.repair(cx, leg, at, part(leg), room(leg), true).await {
                 Ok(count) => self.scrub().repaired += count,
                 Err(error) => _ = self.members.drop_legs(cx, 1 << leg, Why::Failed(error)).await,
             }

@@ -1,6 +1,6 @@
 //! Work beside requests: stale regions are copied, and marks of idle regions are taken away.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use millrace_block::{BlockError, Operation, TaskContext, clock};
 use millrace_memory::{BUFFER_SIZE, BufferPool, Segment};
@@ -64,9 +64,7 @@ impl Mirror {
             }
             match result {
                 Ok(()) => intent.cleared(region, suspicions),
-                Err(error) => {
-                    tracing::warn!(mirror = self.name, region, %error, "a region cannot be made equal on all legs now");
-                }
+                Err(error) => self.members.note_undone(region, error),
             }
             from = region + 1;
             if clock::now().saturating_sub(saved) >= SAVE_EVERY {
@@ -74,11 +72,11 @@ impl Mirror {
                 saved = clock::now();
             }
         }
-        let masks = self.masks();
-        if intent.stale() == 0 && masks.writable != masks.readable {
+        let is_in_order = self.members.is_in_order();
+        if is_in_order && self.masks().filling() != 0 {
             return self.members.promote(cx).await.is_ok();
         }
-        intent.stale() == 0
+        is_in_order
     }
 
     async fn sync_region(
@@ -95,32 +93,37 @@ impl Mirror {
         let mut at = region << shift;
         let mut result = Ok(());
         while at < end && !stop.is_set() {
-            let len = PIECE.min(end - at);
-            result = result.and(self.sync_piece(cx, pool, at, len).await);
-            pace.spend(cx, stop, len).await;
-            at += len;
+            let (done, synced) = self.sync_piece(cx, stop, pool, at..end.min(at + PIECE)).await;
+            result = result.and(synced);
+            pace.spend(cx, stop, done).await;
+            at += done;
         }
         result
     }
 
     /// Gives all legs what the first good one has. Where that one cannot read all of a piece, it goes block by block, so that another one's
-    /// count for those blocks alone: reads before came from the first. What no leg can read is left, and told.
+    /// count for those blocks alone: reads before came from the first. What no leg can read is left, and told. Where others are at work all the
+    /// time it is the beginning of the piece: how much. Nothing of it: it is told to stop.
     pub(super) async fn sync_piece(
         &self,
         cx: TaskContext<'_>,
+        stop: &Stop,
         pool: &BufferPool,
-        at: u64,
-        len: u64,
-    ) -> Result<(), BlockError> {
+        mut bytes: Range<u64>,
+    ) -> (u64, Result<(), BlockError>) {
         let (ours, theirs) = (pool.take().await, pool.take().await);
-        let _range = self.members.ranges.lock(cx, at..at + len).await;
+        let Some(_range) = self.members.ranges.lock_some_until(cx, &mut bytes, stop).await else { return (0, Ok(())) };
+        let done = bytes.end - bytes.start;
         // A format to larger blocks while this waited may have left the end out.
-        let len = len.min(self.members.ready().saturating_sub(at));
+        let len = done.min(self.members.ready().saturating_sub(bytes.start)) as usize;
         if len == 0 {
-            return Ok(());
+            return (done, Ok(()));
         }
-        let (ours, theirs) = (ours.segment(len as usize), theirs.segment(len as usize));
-        let cx = cx.deeper();
+        (done, self.sync_locked(cx.deeper(), bytes.start, ours.segment(len), theirs.segment(len)).await)
+    }
+
+    /// [`Self::sync_piece`], with room for what is locked.
+    async fn sync_locked(&self, cx: TaskContext<'_>, at: u64, ours: Segment, theirs: Segment) -> Result<(), BlockError> {
         let readable = self.masks().readable;
         let found = self.sync_part(cx, readable & readable.wrapping_neg(), at, ours, theirs).await;
         let block = self.shape().block_size.bytes() as usize;

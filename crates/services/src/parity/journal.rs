@@ -202,8 +202,10 @@ impl Ring {
     pub(super) fn try_take(&self, bytes: &Range<u64>) -> Option<u64> {
         let mut number = self.head.load(Ordering::Relaxed);
         loop {
-            // Acquire: pairs with the release of whoever moved the tail, after the slot's last use.
-            if number - self.tail.load(Ordering::Acquire) >= self.slots.len() as u64 || !self.is_told(number) {
+            // Acquire: pairs with the release of whoever moved the tail, after the slot's last use. It may have passed the number, which is
+            // then not the next one any more.
+            let taken = number.saturating_sub(self.tail.load(Ordering::Acquire));
+            if taken >= self.slots.len() as u64 || !self.is_told(number) {
                 return None;
             }
             match self.head.compare_exchange_weak(number, number + 1, Ordering::AcqRel, Ordering::Relaxed) {
@@ -233,8 +235,9 @@ impl Ring {
 
     /// Whether there would be room if the legs knew the tail.
     pub(super) fn lacks_record(&self) -> bool {
-        let head = self.head();
-        head - self.tail() < self.slots.len() as u64 && !self.is_told(head)
+        // In this order: the tail moves on meanwhile, but not past a head that is looked at later.
+        let (tail, head) = (self.tail(), self.head());
+        head - tail < self.slots.len() as u64 && !self.is_told(head)
     }
 
     /// An entry that says this tail is durable on all its legs.
@@ -324,6 +327,9 @@ pub(super) struct Journal {
     /// Tells the entries from those of other volumes: two halves.
     set: [AtomicU64; 2],
 }
+
+/// The headers in a leg's slots, copy after copy.
+type Headers = Vec<Result<Vec<u8>, ServiceError>>;
 
 /// What a leg has of a ring.
 #[derive(Debug, Default)]
@@ -431,14 +437,25 @@ impl Journal {
         vec![region.copy(generation + 1, &content), region.copy(generation + 2, &content)]
     }
 
+    /// Reads what is in the slots of these legs, each with where its journal begins: side by side, for in a change requests wait for it.
+    fn headers(&self, on: &[(usize, Leg, u64)]) -> Result<Vec<Headers>, ServiceError> {
+        let slots = (0..self.layout.parity).flat_map(|copy| (0..self.slots).map(move |slot| self.place(copy, slot)));
+        let places = slots.flat_map(|place| on.iter().map(move |(_, leg, journal)| (Arc::clone(leg), journal + place)));
+        let mut all: Vec<Headers> = on.iter().map(|_| Vec::new()).collect();
+        for (number, header) in legs::read_beginnings(places, HEADER, USED)?.into_iter().enumerate() {
+            all[number % on.len()].push(header);
+        }
+        Ok(all)
+    }
+
     /// Looks what a leg has; and, where it has entries, what is wrong with the record of which of them are void.
     fn look(
         &self,
         leg: usize,
         volume: &Leg,
         journal: u64,
-        set: Id,
-        bytes: u64,
+        headers: Headers,
+        (set, bytes): (Id, u64),
     ) -> Result<(Vec<Found>, Option<String>), ServiceError> {
         let (record, wrong) = match Self::void_region(journal).load(volume) {
             // There is none where the volume came into force by a change, and was never quiet since: all entries count.
@@ -448,15 +465,15 @@ impl Journal {
         };
         let generation = record.as_ref().map_or(0, |record| record.generation);
         self.generations[leg].store(generation, Ordering::Relaxed);
-        let mut found = Vec::new();
+        let (mut found, mut headers) = (Vec::new(), headers.into_iter());
         for copy in 0..self.layout.parity {
             let ring = self.ring_on(leg, copy);
             let content = record.as_ref().map_or(&[][..], |record| &record.content);
             let void = content.get(copy * 8..copy * 8 + 8).and_then(|bytes| bytes.try_into().ok());
             let mut here = Found { entries: Vec::new(), void: void.map_or(0, u64::from_le_bytes) };
-            for slot in 0..self.slots {
+            for (slot, header) in (0..self.slots).zip(headers.by_ref()) {
                 let at = journal + self.place(copy, slot);
-                let Some((entry, crc)) = Entry::decode(&legs::read(volume, at, HEADER)?) else { continue };
+                let Some((entry, crc)) = Entry::decode(&header?) else { continue };
                 let ours = entry.set == set && entry.ring as usize == ring && entry.number % self.slots == slot;
                 if !ours || entry.number < here.void || !entry.fits(&self.layout, bytes) {
                     continue;
@@ -488,8 +505,10 @@ impl Journal {
         let mut rings: Vec<Found> = (0..self.rings.len()).map(|_| Found::default()).collect();
         let mut voids = vec![0_u64; self.rings.len()];
         let mut looked = Vec::new();
-        for (leg, volume, journal) in legs {
-            match self.look(leg, &volume, journal, set, bytes) {
+        let legs: Vec<_> = legs.collect();
+        let headers = self.headers(&legs)?;
+        for ((leg, volume, journal), headers) in legs.into_iter().zip(headers) {
+            match self.look(leg, &volume, journal, headers, (set, bytes)) {
                 Err(ServiceError::Leg { source, .. }) => without(leg, source)?,
                 result => looked.push((leg, volume, result?)),
             }
@@ -607,6 +626,34 @@ mod tests {
                 }
             }
         });
+    }
+
+    /// Others take entries, and the tail moves past what somebody has just looked at.
+    #[test]
+    fn entries_are_taken_while_the_tail_moves() {
+        const EACH: u64 = 50_000;
+        let (ring, taken) = (Ring::new(4), AtomicU64::new(0));
+        let done = || taken.load(Ordering::Relaxed) == 2 * EACH;
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut own = 0;
+                    while own < EACH {
+                        if let Some(number) = ring.try_take(&(0..4096)) {
+                            ring.done(number);
+                            own += 1;
+                        }
+                        ring.lacks_record();
+                    }
+                    taken.fetch_add(own, Ordering::Relaxed);
+                });
+            }
+            while !done() {
+                ring.advance(ring.written());
+                ring.voided(ring.tail());
+            }
+        });
+        assert_eq!(ring.head(), 2 * EACH + 1, "each number was given once");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     legs::{largest_scratch, wait_for_all},
-    locks::Locked,
+    locks::{Locked, UNIT},
     members::is_fault,
 };
 
@@ -43,6 +43,23 @@ impl Outcome {
             Err(error) => {
                 self.refused.get_or_insert(error);
             }
+        }
+    }
+}
+
+/// Neighbouring blocks of which the same parts are to be written again.
+#[derive(Default)]
+struct Run(Option<(Rows, u8)>);
+
+impl Run {
+    /// Adds a block with parts, which may be none. What came before it, if that is not the same.
+    fn add(&mut self, block: Rows, parts: u8) -> Option<(Rows, u8)> {
+        match &mut self.0 {
+            Some((rows, known)) if *known == parts => {
+                rows.len += block.len;
+                None
+            }
+            before => std::mem::replace(before, (parts != 0).then_some((block, parts))),
         }
     }
 }
@@ -257,12 +274,13 @@ impl Parity {
         if self.obtain_whole(cx, rows, image, wanted).await?.is_some() {
             return Ok(());
         }
-        for (rows, image) in self.blocks(rows, image) {
-            let (bad, _) = self.obtain_block(cx, rows, &image, wanted).await?;
-            if bad != 0 {
-                self.mend(cx, rows, &image, bad).await;
-            }
+        let mut bad = Run::default();
+        for (block, part) in self.blocks(rows, image) {
+            let obtained = self.obtain_block(cx, block, &part, wanted).await;
+            self.mend(cx, rows, image, bad.add(block, obtained.map_or(0, |(bad, _)| bad))).await;
+            obtained?;
         }
+        self.mend(cx, rows, image, bad.0).await;
         Ok(())
     }
 
@@ -335,23 +353,55 @@ impl Parity {
         if let Some(absent) = self.obtain_whole(cx, rows, image, self.all_parts()).await? {
             return Ok(self.check_rows(cx, rows, image, absent).await);
         }
-        let mut all = Checked::default();
-        for (rows, image) in self.blocks(rows, image) {
-            let (bad, absent) = self.obtain_block(cx, rows, &image, self.all_parts()).await?;
-            let checked = self.check_rows(cx, rows, &image, absent).await;
-            all.repaired += checked.repaired;
-            all.unknown += checked.unknown;
-            all.first = all.first.or(checked.first);
-            if bad != 0 && checked.first.is_none() {
-                self.mend(cx, rows, &image, bad).await;
-                all.repaired += u64::from(bad.count_ones());
+        let (mut all, mut bad) = (Checked::default(), Run::default());
+        for (block, part) in self.blocks(rows, image) {
+            let obtained = self.obtain_block(cx, block, &part, self.all_parts()).await;
+            let mut unread = 0;
+            if let Ok((faulty, absent)) = obtained {
+                let checked = self.check_rows(cx, block, &part, absent).await;
+                all.repaired += checked.repaired;
+                all.unknown += checked.unknown;
+                all.first = all.first.or(checked.first);
+                if checked.first.is_none() {
+                    unread = faulty;
+                }
             }
+            all.repaired += self.mend(cx, rows, image, bad.add(block, unread)).await;
+            obtained?;
         }
+        all.repaired += self.mend(cx, rows, image, bad.0).await;
         Ok(all)
     }
 
-    /// Writes parts again that could not be read, and takes their legs out of use if that does not help. The rows are locked.
-    async fn mend(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, parts: u8) {
+    /// Writes parts of some of the rows again that could not be read, and takes their legs out of use if that does not help. Neighbouring blocks
+    /// together: a disk whose sectors are larger than the blocks heals one that went bad when all of it is written, and refuses a part. How many
+    /// parts of blocks were written. The rows are locked.
+    async fn mend(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, bad: Option<(Rows, u8)>) -> u64 {
+        let Some((run, parts)) = bad else { return 0 };
+        let outcome =
+            self.write_again(cx, run, &image.block((run.from - rows.from) as usize, run.len as usize), parts).await;
+        let (mut mended, mut failed) = (self.blocks_of(run, outcome.done), 0);
+        for part in parts_of(outcome.faulty) {
+            match self.mend_units(cx, run, part).await {
+                Some(blocks) => mended += blocks,
+                None => failed |= 1 << part,
+            }
+        }
+        if failed != 0 {
+            let legs = self.legs_of_parts(rows.stripe, failed);
+            // What cannot be recorded stays as it is: the leg is still there, and is computed when it cannot be read.
+            let _ = self.members.drop_legs(cx.deeper(), legs, outcome.error).await;
+        }
+        mended
+    }
+
+    /// How many blocks these parts of rows are.
+    fn blocks_of(&self, rows: Rows, parts: u8) -> u64 {
+        u64::from(parts.count_ones()) * (rows.len >> self.shape().block_size.shift())
+    }
+
+    /// Writes parts of rows that were computed, and reads them.
+    async fn write_again(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, parts: u8) -> Outcome {
         // Durably: a leg that checks what it has would take what was there before for good after a power cut.
         let write = Operation::Write { fua: true };
         let mut outcome = self.move_parts(cx, write, rows, image, parts).await;
@@ -360,12 +410,53 @@ impl Parity {
             // Whatever a leg said there: the caller goes on with what was computed.
             assert!(image.parts().solve(parts), "no more was computed than there is parity");
         }
-        self.counters.repaired.fetch_add(u64::from(outcome.done.count_ones()), Ordering::Relaxed);
-        if outcome.faulty != 0 {
-            let legs = self.legs_of_parts(rows.stripe, outcome.faulty);
-            // What cannot be recorded stays as it is: the leg is still there, and is computed when it cannot be read.
-            let _ = self.members.drop_legs(cx.deeper(), legs, outcome.error).await;
+        self.counters.repaired.fetch_add(self.blocks_of(rows, outcome.done), Ordering::Relaxed);
+        outcome
+    }
+
+    /// Writes all of the units around rows of which a leg refuses its part alone, as a disk does whose sectors are larger: it can read nothing else of
+    /// such a sector either. How many blocks; `None` when the leg may not stay. The rows are locked, by whole units.
+    async fn mend_units(&self, cx: TaskContext<'_>, rows: Rows, part: usize) -> Option<u64> {
+        let (first, end) = (rows.from / UNIT * UNIT, (rows.from + rows.len).next_multiple_of(UNIT));
+        let all = Rows { from: first, len: end - first, ..rows };
+        let bytes = self.leg_range(all);
+        if all == rows || self.members.intent().is_none_or(|intent| !intent.is_settled(bytes.start, bytes.end)) {
+            return None;
         }
+        // Another time: until then it is computed.
+        let Some(buffer) = cx.buffers.try_take() else { return Some(0) };
+        let mut mended = 0;
+        for from in (first..end).step_by(UNIT as usize) {
+            let unit = Rows { from, len: UNIT, ..rows };
+            let image = self.image(&buffer, unit);
+            for (block, image) in self.blocks(unit, &image) {
+                let is_asked = (rows.from..rows.from + rows.len).contains(&block.from);
+                // What it can read may be right on it alone.
+                if !is_asked && self.move_parts(cx, Operation::Read, block, &image, 1 << part).await.done != 0 {
+                    return None;
+                }
+            }
+            let absent = self.absent(unit, 1 << part);
+            if absent.count_ones() as usize > self.layout.parity {
+                return None;
+            }
+            let others = self.all_parts() & !absent;
+            let is_read = self.move_parts(cx, Operation::Read, unit, &image, others).await.done == others;
+            if !is_read || !image.parts().solve(absent) {
+                return None;
+            }
+            // Where another part of a block is wrong, what is computed would fit that, and hide it: a scrub reports it, and until then it stays.
+            let has_spare = (absent.count_ones() as usize) < self.layout.parity;
+            if has_spare && image.parts().verdict(image.spare()) != Verdict::Right {
+                continue;
+            }
+            let written = self.write_again(cx, unit, &image, 1 << part).await.done;
+            if written == 0 {
+                return None;
+            }
+            mended += self.blocks_of(unit, written);
+        }
+        Some(mended)
     }
 
     /// Compares parity and data of rows that are all in the image, and repairs what can be decided. `computed`: parts that were not read. Their

@@ -42,21 +42,9 @@ impl Parity {
         let suspicions = || self.members.intent().map(Intent::suspicions);
         let (before, makes_way) = (suspicions(), !std::mem::take(&mut self.scrub().made_way));
         while !stop.is_set() {
-            let at = {
-                let mut scrub = self.scrub();
-                if !scrub.running {
-                    return false;
-                }
-                if scrub.at >= self.members.bytes() {
-                    (scrub.running, scrub.finished) = (false, scrub.finished + 1);
-                    let Scrub { repaired, differing, unread, .. } = &*scrub;
-                    tracing::info!(name = self.name, repaired, differing, unread, "scrub finished");
-                    return false;
-                }
-                scrub.at
-            };
+            let Some(at) = self.scrub_place() else { return false };
             let Some(rows) = self.rows_in(at, self.members.bytes()).next() else { return false };
-            let looked = self.look_at(cx, pool, rows).await;
+            let (done, looked) = self.look_at(cx, stop, pool, rows).await;
             let shift = self.shape().block_size.shift();
             {
                 let mut scrub = self.scrub();
@@ -64,7 +52,7 @@ impl Parity {
                 if scrub.at != at {
                     continue;
                 }
-                scrub.at += rows.len;
+                scrub.at += done;
                 match looked {
                     Ok(looked) => {
                         scrub.repaired += looked.repaired;
@@ -86,7 +74,7 @@ impl Parity {
                     }
                 }
             }
-            pace.spend(cx, stop, rows.len).await;
+            pace.spend(cx, stop, done).await;
             // Not because something is stale: what cannot be brought in order would let no scrub end.
             if makes_way && suspicions() != before {
                 self.scrub().made_way = true;
@@ -97,6 +85,30 @@ impl Parity {
             }
         }
         false
+    }
+
+    /// Where the scrub goes on, if there is one that does not end here.
+    fn scrub_place(&self) -> Option<u64> {
+        let mut scrub = self.scrub();
+        if !scrub.running {
+            return None;
+        }
+        if self.members.masks().readable.count_ones() as usize <= self.layout.data() {
+            (scrub.running, scrub.cut_short) = (false, true);
+            tracing::warn!(
+                name = self.name,
+                at = scrub.at,
+                "a scrub ends before it is done: no more legs are good than the data need, and there is no parity to check"
+            );
+            return None;
+        }
+        if scrub.at >= self.members.bytes() {
+            (scrub.running, scrub.finished) = (false, scrub.finished + 1);
+            let Scrub { repaired, differing, unread, .. } = &*scrub;
+            tracing::info!(name = self.name, repaired, differing, unread, "scrub finished");
+            return None;
+        }
+        Some(scrub.at)
     }
 
     /// Starts a scrub from the beginning.

@@ -9,11 +9,11 @@ use super::{
     Parity,
     codec::{MOST_PARTS, parts_of},
     journal::Ring,
-    rows::{Checked, Rows},
+    rows::{Checked, Image, Rows},
 };
 use crate::{
     background::{Pace, Stop},
-    locks::Taken,
+    locks::{Locked, Taken},
     members::{SAVE_EVERY, intent::Intent, state::legs_of, why::Refusals},
 };
 
@@ -70,7 +70,7 @@ impl Parity {
             }
             match result {
                 Ok(()) => intent.cleared(region, suspicions),
-                Err(error) => tracing::warn!(name = self.name, region, %error, "a region cannot be brought in order now"),
+                Err(error) => self.members.note_undone(region, error),
             }
             from = region + 1;
             if clock::now().saturating_sub(saved) >= SAVE_EVERY {
@@ -78,11 +78,11 @@ impl Parity {
                 saved = clock::now();
             }
         }
-        let masks = self.members.masks();
-        if intent.stale() == 0 && masks.writable != masks.readable {
+        let is_in_order = self.members.is_in_order();
+        if is_in_order && self.members.masks().filling() != 0 {
             return self.members.promote(cx).await.is_ok();
         }
-        intent.stale() == 0
+        is_in_order
     }
 
     /// All rows in a range of bytes of the legs, in pieces that fit into a buffer.
@@ -107,22 +107,40 @@ impl Parity {
     ) -> Result<(), BlockError> {
         let Some(shift) = self.members.intent().map(Intent::shift) else { return Ok(()) };
         let end = ((region + 1) << shift).min(self.members.bytes());
-        let mut result = Ok(());
-        for rows in self.rows_in(region << shift, end) {
-            if stop.is_set() {
-                break;
-            }
-            result = result.and(self.sync_rows(cx, pool, rows).await);
-            pace.spend(cx, stop, rows.len).await;
+        let (mut at, mut result) = (region << shift, Ok(()));
+        while let Some(rows) = self.rows_in(at, end).next()
+            && !stop.is_set()
+        {
+            let (done, synced) = self.sync_rows(cx, stop, pool, rows).await;
+            result = result.and(synced);
+            pace.spend(cx, stop, done).await;
+            at += done;
         }
         result
     }
 
-    /// Makes the parity of rows fit their data, and fills the parts of legs that are being filled.
-    async fn sync_rows(&self, cx: TaskContext<'_>, pool: &BufferPool, rows: Rows) -> Result<(), BlockError> {
+    /// Locks rows, or the first of them where others are at work all the time. `None`: it is told to stop.
+    async fn lock_rows(&self, cx: TaskContext<'_>, stop: &Stop, rows: Rows) -> Option<(Rows, Locked<'_>)> {
+        let mut bytes = self.leg_range(rows);
+        let locked = self.members.ranges.lock_some_until(cx, &mut bytes, stop).await?;
+        Some((Rows { len: bytes.end - bytes.start, ..rows }, locked))
+    }
+
+    /// Makes the parity of rows fit their data, and fills the parts of legs that are being filled: of how many bytes, as with [`Self::lock_rows`].
+    async fn sync_rows(
+        &self,
+        cx: TaskContext<'_>,
+        stop: &Stop,
+        pool: &BufferPool,
+        rows: Rows,
+    ) -> (u64, Result<(), BlockError>) {
         let (buffer, other) = (pool.take().await, pool.take().await);
-        let (image, found) = (self.image(&buffer, rows), self.image(&other, rows));
-        let _range = self.members.ranges.lock(cx, self.leg_range(rows)).await;
+        let Some((rows, _range)) = self.lock_rows(cx, stop, rows).await else { return (0, Ok(())) };
+        (rows.len, self.sync_locked(cx, rows, &self.image(&buffer, rows), &self.image(&other, rows)).await)
+    }
+
+    /// [`Self::sync_rows`], with room for what is locked.
+    async fn sync_locked(&self, cx: TaskContext<'_>, rows: Rows, image: &Image, found: &Image) -> Result<(), BlockError> {
         let masks = self.members.masks();
         let readable = self.parts_on(rows.stripe, masks.readable);
         let filling = self.parts_on(rows.stripe, masks.writable) & !readable;
@@ -131,14 +149,14 @@ impl Parity {
             // With a leg missing there is nothing to compare with: the parity is what its data are known by.
             return Ok(());
         }
-        self.obtain(cx, rows, &image, self.data_parts()).await?;
+        self.obtain(cx, rows, image, self.data_parts()).await?;
         image.parts().encode(parity);
         // What is there already need not be written: what was never written stays so on sparse legs.
         let look = (parity | filling) & (readable | filling);
-        let outcome = self.move_parts(cx, Operation::Read, rows, &found, look).await;
+        let outcome = self.move_parts(cx, Operation::Read, rows, found, look).await;
         let same = |part: &usize| outcome.done >> part & 1 == 1 && image.area(*part).equals(&found.area(*part));
         let differ = parts_of(look).filter(|part| !same(part)).fold(0, |set, part| set | 1 << part);
-        let written = self.move_parts(cx, Operation::Write { fua: false }, rows, &image, differ).await;
+        let written = self.move_parts(cx, Operation::Write { fua: false }, rows, image, differ).await;
         let failed = self.legs_of_parts(rows.stripe, written.faulty);
         match written.refused {
             Some(refused) => Err(refused),
@@ -179,16 +197,21 @@ impl Parity {
         Ok(())
     }
 
-    /// Reads rows and checks their parity: for a scrub.
-    pub(super) async fn look_at(&self, cx: TaskContext<'_>, pool: &BufferPool, rows: Rows) -> Result<Checked, BlockError> {
+    /// Reads rows and checks their parity, for a scrub: of how many bytes, as with [`Self::lock_rows`].
+    pub(super) async fn look_at(
+        &self,
+        cx: TaskContext<'_>,
+        stop: &Stop,
+        pool: &BufferPool,
+        rows: Rows,
+    ) -> (u64, Result<Checked, BlockError>) {
         let buffer = pool.take().await;
-        let image = self.image(&buffer, rows);
+        let Some((rows, _range)) = self.lock_rows(cx, stop, rows).await else { return (0, Ok(Checked::default())) };
         let bytes = self.leg_range(rows);
-        let _range = self.members.ranges.lock(cx, bytes.clone()).await;
         if self.members.intent().is_none_or(|intent| !intent.is_settled(bytes.start, bytes.end)) {
             // Resync has it to do.
-            return Ok(Checked::default());
+            return (rows.len, Ok(Checked::default()));
         }
-        self.examine(cx, rows, &image).await
+        (rows.len, self.examine(cx, rows, &self.image(&buffer, rows)).await)
     }
 }

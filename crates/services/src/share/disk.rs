@@ -15,7 +15,7 @@ use crate::{
     background::Task,
     legs::{Leg, resize_leg},
     pieces::{fit_legs, give_back},
-    service::{Build, Keeps, Kind, Layout, Mount, Plan, Reason, Service, ServiceError, Status, Word},
+    service::{Build, Keeps, Kind, Layout, Mount, Plan, Reason, Room, Service, ServiceError, Status, Word},
     settings::{SettingError, Settings},
     throttle::Weight,
 };
@@ -275,7 +275,8 @@ impl Service for Disk {
         let excess = if self.space.line.exceeds() { ", more than it can keep: each gets its part of that" } else { "" };
         facts.extend((!guaranteed.is_none()).then(|| ("guaranteed", format!("{guaranteed}{excess}"))));
         facts.extend(room.damage.map(|damage| ("table", format!("{damage}; written anew from the other copy"))));
-        let mut status = Status::good(facts);
+        let in_bytes = Room { free: room.free * room.extent, total: room.extents * room.extent };
+        let mut status = Status { room: Some(in_bytes), ..Status::good(facts) };
         let volume = |(name, size, used): (String, u64, bool)| {
             (name, format!("{}{}", text(size), if used { "" } else { ", not in use" }))
         };

@@ -21,6 +21,8 @@ mod oracle;
 #[cfg(test)]
 mod passing;
 mod random;
+#[cfg(test)]
+pub(crate) mod sector;
 mod tables;
 mod timed;
 mod torn;

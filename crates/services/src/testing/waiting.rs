@@ -5,7 +5,7 @@ use std::{
     ops::Range,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Barrier,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -23,7 +23,11 @@ use millrace_block::{
 };
 use millrace_memory::BufferPool;
 
-use crate::{background::Stop, locks::Ranges, members::intent::Intent};
+use crate::{
+    background::Stop,
+    locks::{Ranges, UNIT},
+    members::intent::Intent,
+};
 
 /// The longest wait before a hang is called one: far longer than anything takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
@@ -89,6 +93,15 @@ pub(crate) fn copy_and_write(volume: &Arc<dyn Volume>, gate: &Gate, from: u64, t
     end_all(&mut steps);
 }
 
+/// Writes a block, for which nothing else has to happen first.
+pub(crate) fn write_at_once(volume: &Arc<dyn Volume>, lba: u64) {
+    let (io, buffers, room) = (SyncIo::new(1, false).hasty(), BufferPool::new(2).unwrap(), Memory::new(512));
+    let (scratch, segments) = (Scratch::new(volume.scratch_bytes()), [room.segment(0, 512)]);
+    let (operation, count) = (Operation::Write { fua: false }, BlockCount(1));
+    let request = Request { operation, lba: Lba(lba), count, segments: &segments };
+    end_all(&mut [Some(volume.submit(TaskContext::new(&scratch, &buffers, &io), request))]);
+}
+
 /// Waits until it is so.
 pub(crate) fn until(what: &str, mut reached: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
@@ -107,6 +120,41 @@ pub(crate) fn erase_beside(ranges: &Ranges, part: Range<u64>, leg: &FaultVolume,
         until("some of it is erased", || leg.requests(Kind::WriteZeroes) > before);
         drop(held);
         erasure.join().expect("it ends well");
+    });
+}
+
+/// Has somebody at work in the first two units all the time, who has one of them before it lets the other go, until `meanwhile` is over.
+pub(crate) fn keep_busy(ranges: &Ranges, meanwhile: impl FnOnce()) {
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let (is_over, began) = (AtomicBool::new(false), Barrier::new(2));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // It ends by itself, so that who waits for it in vain is seen to.
+            let end = Instant::now() + 2 * PATIENCE;
+            let mut held = ranges.try_lock(0..UNIT).expect("nobody has it");
+            began.wait();
+            for unit in [1, 0].into_iter().cycle() {
+                let next = loop {
+                    if is_over.load(Ordering::Relaxed) || Instant::now() > end {
+                        return;
+                    }
+                    if let Some(next) = ranges.try_lock(unit * UNIT..(unit + 1) * UNIT) {
+                        break next;
+                    }
+                    std::hint::spin_loop();
+                };
+                drop(std::mem::replace(&mut held, next));
+            }
+        });
+        // Also when it panics.
+        let _over = Over(&is_over);
+        began.wait();
+        meanwhile();
     });
 }
 

@@ -535,6 +535,56 @@ fn a_line_that_cannot_be_moved_keeps_no_other_where_it_is() {
     }
 }
 
+/// Under a steady load all of a line is never free at once.
+#[test]
+fn a_line_that_requests_always_have_keeps_no_other_where_it_is() {
+    for by_command in [true, false] {
+        let legs = faulty(50);
+        let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+        let mut data = Vec::new();
+        on_bench(&graph, |bench| data = bench.write_random(0, 40));
+        let cache = cache(&graph);
+        let core = cache.core().unwrap();
+        assert_eq!(core.table.slot(0).line(), Some(0), "it is the first that is tried");
+        let held = core.ranges.try_lock(0..512).unwrap();
+        if by_command {
+            cache.command("flush", &Settings::default()).unwrap();
+            assert_eq!(flush_all(&cache), Ok(()));
+            assert_eq!(cache.flushing.left.load(Ordering::Relaxed), 0, "it is tried again at upkeep's own pace");
+        } else {
+            let refused = cache.leave().unwrap_err().to_string();
+            assert!(refused.contains("1 lines are only on the fast leg (fast): they were in use"), "{refused}");
+        }
+        assert_eq!(fact(&graph, "dirty lines").as_deref(), Some("1"));
+        assert_eq!(slow_data(&volumes(&legs), 8, 32), data[8 * 512..]);
+        drop(held);
+        cache.drain_now().unwrap();
+        assert_eq!(slow_data(&volumes(&legs), 0, 40), data);
+    }
+}
+
+/// Who waits for such a line keeps nobody from the turn to move others.
+#[test]
+fn the_turn_to_move_is_free_while_a_line_is_waited_for() {
+    let legs = faulty(50);
+    let graph = open("mode=back, line=4K", &volumes(&legs), Reason::Create);
+    on_bench(&graph, |bench| drop(bench.write_random(0, 8)));
+    let cache = cache(&graph);
+    let held = cache.core().unwrap().ranges.try_lock(0..512).unwrap();
+    std::thread::scope(|scope| {
+        let leaving = scope.spawn(|| cache.leave());
+        until("it begins", || cache.draining.load(Ordering::Relaxed));
+        // Again and again, until it gives up.
+        let mut turns = Ok(());
+        while turns.is_ok() && cache.draining.load(Ordering::Relaxed) {
+            turns = cache.stop_beside().map(drop);
+        }
+        drop(held);
+        let _ = leaving.join().unwrap();
+        turns.unwrap();
+    });
+}
+
 /// As many in a row cannot be moved as end a pass.
 #[test]
 fn what_lies_behind_many_lines_that_cannot_be_moved_is_written_back_by_the_next_try() {

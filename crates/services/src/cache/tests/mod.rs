@@ -4,6 +4,7 @@ mod bad;
 mod crashes;
 mod failures;
 mod formats;
+mod in_memory;
 mod live;
 
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::{
     legs,
     testing::{
         graph, subject,
-        waiting::{Gate, copy_and_write, until},
+        waiting::{Gate, copy_and_write, erase_beside, until},
     },
 };
 
@@ -206,6 +207,63 @@ fn through_puts_writes_on_both_legs_and_back_on_the_fast_one() {
             assert!(cache(&graph).leg_is_whole(SLOW) && !cache(&graph).leg_is_whole(FAST));
             assert_eq!(slow_data(&legs, 3, 30), data);
         }
+    }
+}
+
+/// The slow leg has nothing yet.
+#[test]
+fn a_volume_of_which_all_is_dirty_does_not_seem_empty() {
+    let legs = volumes(&faulty(100));
+    let graph = open("mode=back, line=4K", &legs, Reason::Create);
+    let held = || graph.volume().usage().allocated;
+    assert_eq!(held(), 0);
+    on_bench(&graph, |bench| {
+        bench.write_random(0, 16);
+        bench.plain(Operation::Flush, 0, 0).unwrap();
+    });
+    assert_eq!((held(), legs[SLOW].usage().allocated), (8192, 0));
+    cache(&graph).drain_now().unwrap();
+    assert_eq!(held(), legs[SLOW].usage().allocated);
+    // More than there can be is not told of.
+    on_bench(&graph, |bench| (0..256).for_each(|line| drop(bench.write_random(line * 8, 8))));
+    assert!(held() <= legs[SLOW].usage().allocated.max(1 << 20));
+}
+
+#[test]
+fn nothing_takes_a_cache_of_which_all_is_dirty_for_a_blank_leg() {
+    for service in ["integrity", "metadata"] {
+        let legs = volumes(&faulty(100));
+        let mut graph = open("mode=back, line=4K", &legs, Reason::Create);
+        let mut data = Vec::new();
+        on_bench(&graph, |bench| {
+            data = bench.write_random(0, 16);
+            bench.plain(Operation::Flush, 0, 0).unwrap();
+        });
+        close(&mut graph);
+        drop(graph);
+        let over = format!("{service} | {}", stack("mode=back, line=4K"));
+        let refused = crate::testing::graph(&over, &legs, None, Reason::Create, &Arc::default());
+        let refused = refused.err().expect("it is refused").to_string();
+        assert!(refused.contains("holds something else"), "{refused}");
+        let graph = open("mode=back, line=4K", &legs, Reason::Open);
+        on_bench(&graph, |bench| bench.expect(0, &data));
+    }
+}
+
+/// Where others are always at work a long range is never free as a whole.
+#[test]
+fn an_erasure_goes_on_beside_who_has_a_part_of_it() {
+    for mode in ["through", "back"] {
+        let fast = memory("fast", fast_bytes(100, 4096) >> 9 << 9, BlockSize::B512);
+        let legs = [fast, memory("slow", 4 << 20, BlockSize::B512)].map(|leg| FaultVolume::new(leg, SEED));
+        let graph = open(&format!("mode={mode}, line=4K"), &volumes(&legs), Reason::Create);
+        on_bench(&graph, |bench| _ = bench.write_random(0, 8192));
+        let cache = cache(&graph);
+        erase_beside(&cache.core().unwrap().ranges, 3 << 20..(3 << 20) + 4096, &legs[SLOW], || {
+            let zeroes = Operation::WriteZeroes { fua: false, deallocate: true };
+            on_bench(&graph, |bench| bench.plain(zeroes, 0, 8192).unwrap());
+        });
+        on_bench(&graph, |bench| bench.expect_zeroes(0, 8192));
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
     background::{LocalFuture, Stop, Task, own_buffers},
     legs,
     record::Found,
-    service::{Health, Mount, Progress, Reason, Service, ServiceError, Status},
+    service::{Health, LegOrigin, Mount, Progress, Reason, Service, ServiceError, Status},
     settings::Settings,
 };
 
@@ -58,6 +58,8 @@ pub(super) struct Control {
     pub(super) carried: u64,
     /// A root that could not be stored, or was.
     pub(super) unfinished: Option<Root>,
+    /// The header when it went out of force last.
+    left: Option<Header>,
     /// Why the tree could not be saved.
     failure: Option<String>,
     /// Why re-keying does not go on.
@@ -112,6 +114,7 @@ impl Authenticated {
             }
         }
         self.rekeying.start(header.and_then(Header::rekeyed).unwrap_or(0));
+        self.erasing.store(header.is_some_and(|header| header.erasing), Ordering::Relaxed);
         Ok(())
     }
 
@@ -130,17 +133,23 @@ impl Authenticated {
         control.uneven &= !is_done;
     }
 
-    /// Stores a header with a new key and nothing in its tree, and brings it into force.
-    fn begin(&self, uuid: Uuid, block_size: BlockSize, epoch: u64) -> Result<(), ServiceError> {
-        let (header, sealer) = self.store_new(uuid, block_size, epoch)?;
+    /// Stores a header with a new key and nothing in its tree, and brings it into force. `erasing`: the leg is yet to be erased.
+    fn begin(&self, uuid: Uuid, block_size: BlockSize, epoch: u64, erasing: bool) -> Result<(), ServiceError> {
+        let (header, sealer) = self.store_new(uuid, block_size, epoch, erasing)?;
         self.enforce(Some(&header), Some((sealer, None)))?;
         self.note_header(header);
         Ok(())
     }
 
-    fn store_new(&self, uuid: Uuid, block_size: BlockSize, epoch: u64) -> Result<(Header, Sealer), ServiceError> {
+    fn store_new(
+        &self,
+        uuid: Uuid,
+        block_size: BlockSize,
+        epoch: u64,
+        erasing: bool,
+    ) -> Result<(Header, Sealer), ServiceError> {
         let (mut header, key) = Header::create(&self.kek, uuid, block_size).map_err(|error| cipher_error(&error))?;
-        header.epoch = epoch;
+        (header.epoch, header.erasing) = (epoch, erasing);
         let sealer = Sealer::new(&key).map_err(|error| cipher_error(&error))?;
         self.store_header(&header, &sealer)?;
         Ok((header, sealer))
@@ -164,7 +173,7 @@ impl Authenticated {
         let generation = self.control().generation;
         *self.control() = Control { generation, ..Control::default() };
         // What the leg had is gone by now.
-        self.begin(uuid, self.block_size(), 0).map_err(|error| ServiceError::HalfWay(Box::new(error)))?;
+        self.begin(uuid, self.block_size(), 0, false).map_err(|error| ServiceError::HalfWay(Box::new(error)))?;
         self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.store(uuid, 0))
     }
 
@@ -178,16 +187,17 @@ impl Authenticated {
     pub(super) fn store_new_key(&self, block_size: BlockSize) -> Result<(), ServiceError> {
         let before = self.control().header.as_ref().map(|header| (header.uuid, header.epoch));
         let (uuid, epoch) = before.ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
-        self.store_new(uuid, block_size, epoch).map(drop)
+        self.store_new(uuid, block_size, epoch, true).map(drop)
     }
 
-    /// Puts a new key and an empty tree in the place of those in force: what was there is gone.
-    pub(super) fn forget_key(&self, block_size: BlockSize) -> Result<(), ServiceError> {
+    /// Puts a new key and an empty tree in the place of those in force: what was there is gone. `erasing`: the leg still has it, under a key
+    /// that is no more.
+    pub(super) fn forget_key(&self, block_size: BlockSize, erasing: bool) -> Result<(), ServiceError> {
         let uuid = self.control().header.as_ref().map(|header| header.uuid);
         let uuid = uuid.ok_or_else(|| ServiceError::NotNow("it is not in force".to_owned()))?;
         // Epochs go on: what was there before must not look newer.
         let epoch = self.log.epoch().0 + 1;
-        self.begin(uuid, block_size, epoch)?;
+        self.begin(uuid, block_size, epoch, erasing)?;
         if let Some(anchor) = &self.anchor
             && let Err(error) = anchor.store(uuid, epoch)
         {
@@ -200,6 +210,42 @@ impl Authenticated {
             tracing::error!(volume, place, %error, "the volume was formatted, and the place for its root is not told yet");
         }
         Ok(())
+    }
+
+    /// What was never written is zeroes on the leg, durably.
+    pub(super) fn end_erasure(&self) -> Result<(), ServiceError> {
+        self.erasing.store(false, Ordering::Relaxed);
+        let header = {
+            let mut control = self.control();
+            let Some(header) = &mut control.header else { return Ok(()) };
+            header.erasing = false;
+            header.clone()
+        };
+        let sealer = self.sealer.visit().as_ref().map(|force| Arc::clone(&force.sealer));
+        let Some(sealer) = sealer else { return Ok(()) };
+        self.store_header(&header, &sealer).inspect_err(|_| {
+            // Which of the two the leg has is not known: the next save begins with this one.
+            let root = self.make_root(header.epoch, self.rekeying.done());
+            self.control().unfinished.get_or_insert(root);
+        })
+    }
+
+    /// Completes an erasure that was cut off, if nothing was written since. Where it cannot be, blocks that were never written are known by
+    /// their records as before.
+    fn resume_erasure(&self, mount: &Mount) {
+        let (is_wanted, was_in_force) = {
+            let control = self.control();
+            (control.header.as_ref().is_some_and(Header::is_to_be_erased), control.left.is_some())
+        };
+        // A change makes the guest wait, and so does the way back from one that failed.
+        if !is_wanted || was_in_force || mount.reason == Reason::Change || self.geometry().read_only || self.has_unsaved() {
+            return;
+        }
+        let (volume, leg) = (&self.name, self.leg.name());
+        tracing::info!(volume, leg, "a format was cut short: what is left of it is erased");
+        if let Err(error) = self.complete_erasure() {
+            tracing::warn!(volume, leg, %error, "what was there before a format cannot be erased; it is nobody's all the same");
+        }
     }
 
     /// A format failed, and which header the leg has now is not known: stores the one in force once more. Where that cannot be, no key
@@ -280,6 +326,33 @@ impl Authenticated {
         before(&self.kek).ok_or_else(|| self.wrong_key())
     }
 
+    /// What lies there when the stack of a volume in use is changed is what the volume left there, or newer; on the way back from such a
+    /// change, too.
+    fn check_left(&self, mount: &Mount, header: &Header) -> Result<(), ServiceError> {
+        let previous = mount.previous::<Self>().and_then(|previous| previous.control().left.clone());
+        let own = self.control().left.clone();
+        let is_kept = mount.legs.get(usize::from(self.anchor.is_some())) == Some(&LegOrigin::Kept);
+        for left in previous.into_iter().chain(own) {
+            if left.uuid != header.uuid {
+                if is_kept {
+                    return Err(
+                        self.wrong("it has another volume than the one that is in use: bring back the leg as it was")
+                    );
+                }
+                continue;
+            }
+            let (then, now) = (header.epoch, left.epoch);
+            if then < now || (then == now && header.root != left.root) {
+                return Err(self.wrong(format!(
+                    "it was put back, while the volume was in use, to what it was at save {then}, and the volume knows of save {now}: do not \
+                     trust it; bring back the leg as it was, or, if you put it back yourself (a backup), delete the volume, which leaves its \
+                     files as they are, and create it again"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Opens what the leg holds.
     fn open_header(&self, mount: &Mount, newest: &Header, found: &Found) -> Result<(), ServiceError> {
         let (has, wanted) = (newest.block_size.bytes(), self.block_size().bytes());
@@ -295,6 +368,7 @@ impl Authenticated {
                 self.wrong("its header was changed by somebody who does not have the key: put back a good copy of the leg")
             );
         }
+        self.check_left(mount, &header)?;
         let accepted = self.check_root(mount, &header, content)?;
         let damaged = found.wrong_copy();
         if let Some(damaged) = &damaged {
@@ -302,7 +376,8 @@ impl Authenticated {
         }
         // A newest copy that does not count is overwritten first.
         let generation = found.generation - u64::from(!is_newest);
-        *self.control() = Control { generation, damaged, ..Control::default() };
+        let left = self.control().left.take();
+        *self.control() = Control { generation, damaged, left, ..Control::default() };
         let read_only = self.geometry().read_only;
         // What was found may be what a process that died had written: it is durable before the other copy is overwritten.
         let flushed = if read_only {
@@ -325,6 +400,7 @@ impl Authenticated {
         self.control().header = Some(header);
         self.block_on("recover", |volume, cx| Box::pin(volume.recover(cx)))?;
         self.confirm_root(uuid, accepted)?;
+        self.resume_erasure(mount);
         // Last of all: a save replaces both copies.
         if std::ptr::eq(kek, &raw const self.kek) { Ok(()) } else { self.reseal(&keys) }
     }
@@ -433,6 +509,10 @@ impl Service for Authenticated {
         }
     }
 
+    fn has_erasure(&self) -> bool {
+        matches!(Header::load(&self.leg), Ok(Some((header, _))) if header.is_to_be_erased())
+    }
+
     fn settle(&self) {
         if let Err(error) = self.save_all() {
             tracing::warn!(volume = self.name, %error, "tags could not be saved yet; it is tried once more");
@@ -441,7 +521,13 @@ impl Service for Authenticated {
 
     fn unmount(&self) -> Result<(), ServiceError> {
         let saved = self.save_all();
-        self.control().header = None;
+        let is_in_force = self.sealer.visit().is_some();
+        let mut control = self.control();
+        if let Some(header) = control.header.take().filter(|_| is_in_force) {
+            // Nothing older is taken when it comes back.
+            control.left = Some(header);
+        }
+        drop(control);
         // What is in memory is forgotten when it comes into force again, or goes: both take time with its size.
         self.sealer.replace(None).map_err(|error| ServiceError::NotNow(error.to_string()))?.wait();
         saved
@@ -487,6 +573,10 @@ impl Service for Authenticated {
         let doubts = self.doubts().len();
         if doubts > 0 {
             status.facts.push(("blocks whose writes failed, and that were not read since".to_owned(), doubts.to_string()));
+        }
+        if control.header.as_ref().is_some_and(|header| header.erasing) {
+            let what = "what was there before it cannot be read, and is not erased everywhere: format the volume again";
+            status.facts.push(("last format".to_owned(), what.to_owned()));
         }
         if let Some(failure) = &control.rekey_failure {
             status.facts.push(("re-keying".to_owned(), failure.clone()));

@@ -25,6 +25,8 @@ const _: () = assert!(FIXED + SEALED + BRANCHES as usize * RECORD <= (REGION.len
 const TURNED: u32 = 1;
 /// Some of what is there has the key before this one.
 const REKEYING: u32 = 2;
+/// Blocks that were never written may hold what was there before a format. Programs that do not know it refuse the state.
+const ERASING: u32 = 4;
 
 /// What is there while the volume is re-keyed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +48,8 @@ pub(super) struct Header {
     /// What is of this key has [`super::page::TURNED`] in its version.
     pub(super) turned: bool,
     rekeying: Option<Rekeying>,
+    /// An erasure was begun and has not ended: blocks that were never written need not be zeroes on the leg.
+    pub(super) erasing: bool,
     /// The branches' records, up to the last one that is not fresh.
     pub(super) root: Vec<Record>,
 }
@@ -58,8 +62,9 @@ impl Header {
     /// A header with a new key and nothing in the tree.
     pub(super) fn create(kek: &Secret<32>, uuid: Uuid, block_size: BlockSize) -> Result<(Self, Secret<64>), CipherError> {
         let key = Secret::generate()?;
+        let (rekeying, root) = (None, Vec::new());
         let mut header =
-            Self { uuid, block_size, epoch: 0, key: [0; SEALED], turned: false, rekeying: None, root: Vec::new() };
+            Self { uuid, block_size, epoch: 0, key: [0; SEALED], turned: false, rekeying, erasing: false, root };
         header.key = header.sealed(kek, &key)?;
         Ok((header, key))
     }
@@ -74,6 +79,11 @@ impl Header {
     /// This header without the key before.
     pub(super) fn end_rekeying(&self) -> Self {
         Self { rekeying: None, ..self.clone() }
+    }
+
+    /// Whether an erasure is to be completed that was cut off: nothing was written since it began, as far as this says.
+    pub(super) fn is_to_be_erased(&self) -> bool {
+        self.erasing && self.root.is_empty()
     }
 
     /// How far re-keying is, if there is one.
@@ -139,7 +149,8 @@ impl Header {
         out.extend_from_slice(&OFFSET.to_le_bytes());
         out.extend_from_slice(&self.epoch.to_le_bytes());
         out.extend_from_slice(&self.key);
-        let state = if self.turned { TURNED } else { 0 } | if self.rekeying.is_some() { REKEYING } else { 0 };
+        let bits = [(TURNED, self.turned), (REKEYING, self.rekeying.is_some()), (ERASING, self.erasing)];
+        let state = bits.iter().filter(|(_, is_set)| *is_set).fold(0_u32, |state, (bit, _)| state | *bit);
         out.extend_from_slice(&state.to_le_bytes());
         out.extend_from_slice(&self.rekeyed().unwrap_or(0).to_le_bytes());
         out.resize(FIXED, 0);
@@ -166,7 +177,7 @@ impl Header {
             return Err("it is laid out in a way that this program does not know".to_owned());
         }
         let state = number(140);
-        if state & !(TURNED | REKEYING) != 0 {
+        if state & !(TURNED | REKEYING | ERASING) != 0 {
             return Err(format!("it is in a state of number {state}, which this program does not know"));
         }
         let root = FIXED + if state & REKEYING == 0 { 0 } else { SEALED };
@@ -181,6 +192,7 @@ impl Header {
             turned: state & TURNED != 0,
             rekeying: (root > FIXED)
                 .then(|| Rekeying { old: array(content, FIXED), done: u64::from_le_bytes(array(content, 144)) }),
+            erasing: state & ERASING != 0,
             root: content[root..].chunks_exact(RECORD).map(Record::of).collect(),
         })
     }
@@ -262,14 +274,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_header_reads_back_and_every_change_is_noticed(uuid: [u8; 16], small: bool, epoch: u64, count in 0..9_u64, half: bool, at: u64, bit in 0_u8..8) {
+        fn a_header_reads_back_and_every_change_is_noticed(uuid: [u8; 16], small: bool, epoch: u64, count in 0..9_u64, states: [bool; 2], at: u64, bit in 0_u8..8) {
             let kek = Secret::generate().unwrap();
             let block_size = if small { BlockSize::B512 } else { BlockSize::B4096 };
             let (mut header, mut key) = Header::create(&kek, uuid, block_size).unwrap();
+            let [half, erasing] = states;
             if half {
                 (header, key) = header.begin_rekeying(&kek).unwrap();
             }
-            header.epoch = epoch;
+            (header.epoch, header.erasing) = (epoch, erasing);
             header.root = (0..count).map(|version| Record { version, tag: [version as u8; 16] }).collect();
             let sealer = Sealer::new(&key).unwrap();
             let content = header.encode(&sealer);

@@ -8,6 +8,7 @@
 //!   save  ─► epoch e+1: the other half of the log ─► writers of e end ─► flush ─► pages, each in its other place ─► root ─► its epoch in
 //!            the operator's place, if there is one (`anchor.rs`)
 //!   rekey ─► everything that is written has the new key ─► blocks of the old one are written anew ─► header without the old key
+//!   format ─► header: new key, empty tree, "erasing" ─► the leg's blocks are given back ─► header without that
 //!   open  ─► header ─► log, if it is not empty: of each block's records, the one under which it opens ─► save
 //! ```
 //!

@@ -8,7 +8,7 @@ use millrace_memory::{BUFFER_SIZE, Segment};
 
 use super::{
     layout::{FAN, LOG_PAGES, PAGE, block_start, log_start},
-    page::{Place, Record, decode_log},
+    page::{Change, Place, Record, decode_log},
     table::Node,
     volume::Authenticated,
 };
@@ -68,21 +68,15 @@ impl Authenticated {
         let (mut end, mut passed_over) = (0, None);
         for first in (0..LOG_PAGES).step_by(AT_ONCE as usize) {
             let before = end;
-            for (number, page) in (first..).zip(self.read_pages(cx, epoch, first).await) {
-                let page = match page {
-                    Ok(page) => page,
+            for (number, changes) in (first..).zip(self.read_changes(cx, epoch, first).await) {
+                let changes = match changes {
+                    Ok(changes) => changes,
                     // The one before is not there, and so this one is not.
                     Err(error @ BlockError::ReadFault { .. }) if number > end => {
                         passed_over.get_or_insert((number, error));
                         continue;
                     }
                     Err(error) => return Err(self.unreadable(epoch, number, error)),
-                };
-                let changes = {
-                    let visit = self.sealer.visit();
-                    let force = visit.as_ref().ok_or(BlockError::NotReady)?;
-                    let decode = |sealer: &Sealer| decode_log(sealer, &force.uuid, (epoch, number), &page);
-                    decode(&force.sealer).or_else(|| decode(force.old.as_ref()?))
                 };
                 let Some(changes) = changes else { continue };
                 if let Some((bad, error)) = passed_over {
@@ -103,6 +97,38 @@ impl Authenticated {
             }
         }
         Ok(end)
+    }
+
+    /// The changes of some pages of the log, `None` of one that is none. Such a one is read twice: it may have come over badly, or another leg
+    /// below may have it right.
+    async fn read_changes(
+        &self,
+        cx: TaskContext<'_>,
+        epoch: u64,
+        first: u64,
+    ) -> Vec<Result<Option<Vec<Change>>, BlockError>> {
+        let mut all = Vec::new();
+        for (number, page) in (first..).zip(self.read_pages(cx, epoch, first).await) {
+            all.push(page.and_then(|page| self.changes_of(epoch, number, &page)));
+        }
+        if all.contains(&Ok(None)) {
+            let again = self.read_pages(cx, epoch, first).await;
+            for ((number, changes), page) in (first..).zip(&mut all).zip(again) {
+                if *changes == Ok(None)
+                    && let Ok(page) = page
+                {
+                    *changes = self.changes_of(epoch, number, &page);
+                }
+            }
+        }
+        all
+    }
+
+    fn changes_of(&self, epoch: u64, number: u64, page: &[u8]) -> Result<Option<Vec<Change>>, BlockError> {
+        let visit = self.sealer.visit();
+        let force = visit.as_ref().ok_or(BlockError::NotReady)?;
+        let decode = |sealer: &Sealer| decode_log(sealer, &force.uuid, (epoch, number), page);
+        Ok(decode(&force.sealer).or_else(|| decode(force.old.as_ref()?)))
     }
 
     /// Some pages of the log: each by itself where they cannot be read together.
@@ -196,7 +222,7 @@ impl Authenticated {
         let (found, record) = {
             let visit = self.sealer.visit();
             let force = visit.as_ref().ok_or(BlockError::NotReady)?;
-            let found = force.choose(lba, data, work, &all);
+            let found = force.choose(lba, data, work, &all).or_else(|| self.not_erased(&all));
             let record = found.unwrap_or(newest);
             if force.is_old(record.version) {
                 self.rekeying.go_back(lba);

@@ -28,8 +28,9 @@ use super::{
 };
 use crate::locks::until;
 
-/// Nodes that are looked at before the shard does something else.
+/// Changed nodes that are looked at before the shard does something else.
 const LOOKED_AT: usize = 1024;
+
 /// A root that is being stored.
 #[derive(Clone, Debug)]
 pub(super) struct Root {
@@ -198,7 +199,8 @@ impl Authenticated {
         let segment = buffer.segment(BUFFER_SIZE).part(0, PAGE).expect("a page is smaller than a buffer");
         for level in 0..LEVELS {
             let end = self.end().div_ceil(blocks_under(level));
-            for (looked_at, (place, node)) in self.table.all(level).take_while(|(place, _)| place.number < end).enumerate() {
+            // Those above are changed by it: each level is asked when the one below is done.
+            for (looked_at, (place, node)) in self.table.to_save(level, end).enumerate() {
                 if node.take_dirty()
                     && let Err(error) = self.save_page(cx.deeper(), segment, place, node).await
                 {

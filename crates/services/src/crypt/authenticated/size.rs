@@ -49,10 +49,11 @@ impl Authenticated {
         let _pause = self.pause_rekeying();
         let _saving = self.take_saving();
         let failed = |error: ServiceError| self.failed("format", &error);
-        let forget = |block_size| self.forget_key(block_size).inspect_err(|_| self.keep_header()).map_err(failed);
+        let forget =
+            |block_size, erasing| self.forget_key(block_size, erasing).inspect_err(|_| self.keep_header()).map_err(failed);
         if block_size == geometry.block_size {
-            forget(block_size)?;
-            return self.give_back().map_err(failed);
+            forget(block_size, true)?;
+            return self.complete_erasure().map_err(failed);
         }
         // Smaller blocks have more tags.
         let has = self.leg.geometry();
@@ -65,7 +66,14 @@ impl Authenticated {
         self.leg.format(block_size).inspect_err(|_| self.keep_if_untouched())?;
         self.look_again();
         self.blocks.store(blocks, Ordering::Relaxed);
-        forget(block_size)
+        forget(block_size, false)
+    }
+
+    /// Gives back what a format has made nobody's. Until the header says that this is done, a block that was never written is known by its
+    /// record alone: after a crash in its first write, what is there may be of before.
+    pub(super) fn complete_erasure(&self) -> Result<(), ServiceError> {
+        self.give_back()?;
+        self.end_erasure()
     }
 
     /// Makes the blocks zeroes on the leg: nobody could read them any more.

@@ -1,7 +1,7 @@
 //! What is known of blocks and pages, in memory, page by page as they are needed.
 
 use std::sync::{
-    OnceLock,
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
@@ -73,17 +73,34 @@ pub(super) struct Node {
     pub(super) turn: Turn,
     /// It was changed since it was written last.
     dirty: AtomicBool,
+    /// It is in its level's list of those.
+    listed: AtomicBool,
+    /// That list, and its number there; the root is in none.
+    list: Option<(Arc<Changed>, u64)>,
     /// Which of its pages the root on the leg leads to; 0: none.
     pub(super) rooted: AtomicU64,
 }
 
+/// Numbers of the nodes of a level that were changed since they were saved, each once; some may have been forgotten since. Who saves looks at
+/// these alone: of a large volume there are millions of others. A node takes the lock once for each save.
+#[derive(Debug, Default)]
+struct Changed(Mutex<Vec<u64>>);
+
+impl Changed {
+    fn lock(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Node {
-    fn new(slots: u64) -> Self {
+    fn new(slots: u64, list: Option<(Arc<Changed>, u64)>) -> Self {
         Self {
             slots: (0..slots).map(|_| Slot::default()).collect(),
             ready: AtomicBool::new(false),
             turn: Turn::default(),
             dirty: AtomicBool::new(false),
+            listed: AtomicBool::new(false),
+            list,
             rooted: AtomicU64::new(0),
         }
     }
@@ -101,10 +118,18 @@ impl Node {
 
     /// It was changed, and is to be saved.
     pub(super) fn touch(&self) {
+        // SeqCst: who finds it listed has said before that it is dirty, and who takes it from the list looks for that afterwards.
         self.dirty.store(true, Ordering::SeqCst);
+        if let Some((list, number)) = &self.list
+            // A look first: an exchange takes the cache line from whoever else writes there.
+            && !self.listed.load(Ordering::SeqCst)
+            && !self.listed.swap(true, Ordering::SeqCst)
+        {
+            list.lock().push(*number);
+        }
     }
 
-    pub(super) fn is_dirty(&self) -> bool {
+    fn is_dirty(&self) -> bool {
         self.dirty.load(Ordering::SeqCst)
     }
 
@@ -159,7 +184,7 @@ impl Node {
         self.slots[at].version.fetch_or(DOUBT, Ordering::SeqCst);
     }
 
-    /// As if nothing had ever been there.
+    /// As if nothing had ever been there. It may stay listed: who takes it from the list finds that it is not dirty.
     pub(super) fn forget(&self) {
         self.slots.iter().for_each(|slot| slot.set(Record::FRESH));
         self.rooted.store(0, Ordering::SeqCst);
@@ -178,31 +203,69 @@ type Shelf = OnceLock<Box<[OnceLock<Box<Node>>]>>;
 
 /// All nodes of one level that were needed so far. They stay.
 #[derive(Debug)]
-struct Level(Box<[Shelf]>);
+struct Level {
+    shelves: Box<[Shelf]>,
+    changed: Arc<Changed>,
+}
 
 impl Level {
     fn new(nodes: u64) -> Self {
-        Self((0..nodes.div_ceil(SHELF as u64)).map(|_| OnceLock::new()).collect())
+        let shelves = (0..nodes.div_ceil(SHELF as u64)).map(|_| OnceLock::new()).collect();
+        Self { shelves, changed: Arc::default() }
     }
 
     #[inline]
     fn get(&self, number: u64) -> Option<&Node> {
         let (shelf, place) = (number as usize / SHELF, number as usize % SHELF);
-        Some(&**self.0.get(shelf)?.get()?[place].get()?)
+        Some(&**self.shelves.get(shelf)?.get()?[place].get()?)
     }
 
     fn need(&self, number: u64) -> &Node {
         let (shelf, place) = (number as usize / SHELF, number as usize % SHELF);
-        let shelf = self.0[shelf].get_or_init(|| (0..SHELF).map(|_| OnceLock::new()).collect());
-        shelf[place].get_or_init(|| Box::new(Node::new(FAN)))
+        let shelf = self.shelves[shelf].get_or_init(|| (0..SHELF).map(|_| OnceLock::new()).collect());
+        shelf[place].get_or_init(|| Box::new(Node::new(FAN, Some((Arc::clone(&self.changed), number)))))
     }
 
     fn all(&self) -> impl Iterator<Item = (u64, &Node)> {
-        let shelves = (0..).zip(&self.0).filter_map(|(number, shelf)| Some((number, shelf.get()?)));
+        let shelves = (0..).zip(&self.shelves).filter_map(|(number, shelf)| Some((number, shelf.get()?)));
         shelves.flat_map(|(number, shelf): (u64, _)| {
             let nodes = (number * SHELF as u64..).zip(shelf);
             nodes.filter_map(|(number, node)| Some((number, &**node.get()?)))
         })
+    }
+
+    /// Takes all from the list of those that were changed.
+    fn take_changed(&self) -> Vec<u64> {
+        // Drained: the list keeps its room for those to come.
+        let numbers: Vec<_> = self.changed.lock().drain(..).collect();
+        let nodes = numbers.iter().filter_map(|number| self.get(*number));
+        nodes.for_each(|node| node.listed.store(false, Ordering::SeqCst));
+        numbers
+    }
+}
+
+/// Nodes of a level that are to be saved, in their order. What is left when it is dropped stays to be saved.
+pub(super) struct ToSave<'a> {
+    table: &'a Table,
+    level: usize,
+    /// The last one is the next.
+    left: Vec<u64>,
+}
+
+impl<'a> Iterator for ToSave<'a> {
+    type Item = (Place, &'a Node);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let place = Place { level: self.level, number: self.left.pop()? };
+        Some((place, self.table.need(place)))
+    }
+}
+
+impl Drop for ToSave<'_> {
+    fn drop(&mut self) {
+        for (_, node) in self.by_ref().filter(|(_, node)| node.is_dirty()) {
+            node.touch();
+        }
     }
 }
 
@@ -217,7 +280,7 @@ pub(super) struct Table {
 impl Default for Table {
     fn default() -> Self {
         let levels = [BRANCHES * FAN * FAN, BRANCHES * FAN, BRANCHES].map(Level::new);
-        Self { levels, root: Node::new(BRANCHES) }
+        Self { levels, root: Node::new(BRANCHES, None) }
     }
 }
 
@@ -247,15 +310,26 @@ impl Table {
         self.levels[level].all().map(move |(number, node)| (Place { level, number }, node))
     }
 
-    /// Whether anything was changed since it was written last.
+    /// The nodes of a level before this one that were changed since they were saved; some may not have been. Others stay to be saved.
+    pub(super) fn to_save(&self, level: usize, end: u64) -> ToSave<'_> {
+        let mut left = self.levels[level].take_changed();
+        left.sort_unstable_by(|one, other| other.cmp(one));
+        // Dropped at once.
+        let beyond = left.partition_point(|number| *number >= end);
+        drop(ToSave { table: self, level, left: left.drain(..beyond).collect() });
+        ToSave { table: self, level, left }
+    }
+
+    /// Whether anything may have been changed since it was written last.
     pub(super) fn is_dirty(&self) -> bool {
-        self.root.is_dirty() || (0..LEVELS).any(|level| self.all(level).any(|(_, node)| node.is_dirty()))
+        self.root.is_dirty() || self.levels.iter().any(|level| !level.changed.lock().is_empty())
     }
 
     /// Forgets everything.
     pub(super) fn forget_all(&self) {
         for level in 0..LEVELS {
             self.all(level).for_each(|(_, node)| node.forget());
+            self.levels[level].take_changed();
         }
         self.root.forget();
     }
@@ -283,9 +357,48 @@ mod tests {
         assert_eq!((root.len() as u64, at as u64), (BRANCHES, BRANCHES - 1));
     }
 
+    /// Of a volume of which much is in memory, what is looked at is what was changed.
+    #[test]
+    fn who_saves_looks_at_what_was_changed_and_at_nothing_else() {
+        let table = Table::default();
+        let place = |number| Place { level: 0, number };
+        let numbers = |end| table.to_save(0, end).map(|(place, node)| (place.number, node.take_dirty())).collect::<Vec<_>>();
+        (0..10_000).for_each(|number| _ = table.need(place(number)));
+        assert!(!table.is_dirty() && numbers(u64::MAX).is_empty());
+        for number in [7000, 3, 7000, 9999, 500] {
+            table.need(place(number)).touch();
+        }
+        // Beyond the volume's end.
+        assert_eq!(numbers(9999), [(3, true), (500, true), (7000, true)]);
+        assert!(table.is_dirty());
+        assert_eq!(numbers(u64::MAX), [(9999, true)]);
+        assert!(!table.is_dirty());
+
+        // A save that fails: what it has not come to, and what it could not write.
+        (0..5).for_each(|number| table.need(place(number)).touch());
+        let mut some = table.to_save(0, u64::MAX);
+        let (first, second) = (some.next().unwrap(), some.next().unwrap());
+        assert!((first.0.number, second.0.number) == (0, 1) && first.1.take_dirty() && second.1.take_dirty());
+        second.1.touch();
+        drop(some);
+        assert_eq!(numbers(u64::MAX), [1, 2, 3, 4].map(|number| (number, true)));
+
+        // What was forgotten, and changed again.
+        (0..3).for_each(|number| table.need(place(number)).touch());
+        table.need(place(1)).forget();
+        table.need(place(2)).forget();
+        table.need(place(2)).touch();
+        assert_eq!(numbers(u64::MAX), [(0, true), (1, false), (2, true)]);
+        table.need(place(4)).touch();
+        table.forget_all();
+        assert!(!table.is_dirty());
+        table.need(place(4)).touch();
+        assert_eq!(numbers(u64::MAX), [(4, true)]);
+    }
+
     #[test]
     fn locks_are_taken_together_or_not_at_all() {
-        let node = Node::new(FAN);
+        let node = Node::new(FAN, None);
         let record = |version| Record { version, tag: [version as u8; 16] };
         node.set(3, record(9));
         assert!(node.try_lock(2..5) && node.is_locked(4..5) && !node.is_locked(5..9));
@@ -302,7 +415,7 @@ mod tests {
 
     #[test]
     fn a_record_is_seen_whole_while_others_exchange_it() {
-        let node = Node::new(1);
+        let node = Node::new(1, None);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for version in 0..20_000_u64 {

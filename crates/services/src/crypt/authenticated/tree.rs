@@ -15,6 +15,9 @@ use super::{
 };
 use crate::{locks::until, told::is_told};
 
+/// How often a page is read that is not the one that is known: it may have come over badly, or another leg below may have it right.
+const READS: u32 = 3;
+
 impl Authenticated {
     /// The node that has the records of a block's group.
     pub(super) async fn ready(&self, cx: TaskContext<'_>, lba: u64) -> Result<&Node, BlockError> {
@@ -88,7 +91,7 @@ impl Authenticated {
         Ok(node)
     }
 
-    /// Reads a page. If it is not the one that is known, all that it covers is lost.
+    /// Reads a page. If it is not the one that is known, however often it is read, all that it covers is lost.
     async fn load(
         &self,
         cx: TaskContext<'_>,
@@ -99,10 +102,13 @@ impl Authenticated {
     ) -> Result<(), BlockError> {
         let start = page_start(place.level, place.number, self.block_size()) + known.version % 2 * PAGE as u64;
         let is_known = known != &Record::LOST;
-        if is_known {
+        let (mut reads, mut is_filled) = (0, false);
+        while is_known && !is_filled && reads < READS {
             self.transfer(cx, Operation::Read, start, segment).await?;
+            is_filled = self.fill(segment, place, node, known)?;
+            reads += 1;
         }
-        if !(is_known && self.fill(segment, place, node, known)?) {
+        if !is_filled {
             (0..node.len()).for_each(|at| node.set(at, Record::LOST));
             if is_known {
                 self.report_page(place);

@@ -5,7 +5,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
 };
 
@@ -121,6 +121,8 @@ pub(super) struct Authenticated {
     /// Has the buffers of saves: who waits for one may have all of the shard's, and of its background tasks'.
     pub(super) save_buffers: Owner,
     pub(super) rekeying: Rekeying,
+    /// What the header says of an erasure.
+    pub(super) erasing: AtomicBool,
     /// The epoch of the root on the leg.
     pub(super) rooted: AtomicU64,
     pub(super) control: Mutex<Control>,
@@ -222,6 +224,7 @@ impl Authenticated {
             saving: Turn::default(),
             save_buffers: Owner::default(),
             rekeying: Rekeying::default(),
+            erasing: AtomicBool::new(false),
             rooted: AtomicU64::new(0),
             control: Mutex::default(),
             doubts: Mutex::default(),
@@ -293,70 +296,96 @@ impl Authenticated {
         Ok(())
     }
 
-    /// Reads blocks of one group, until they open or it is sure that one does not.
+    /// Reads blocks of one group: together as far as nobody changes them, and each of the others alone, so that this ends however often they
+    /// are written meanwhile.
     async fn read_piece(
         &self,
         cx: TaskContext<'_>,
         node: &Node,
-        piece: Piece,
+        mut piece: Piece,
         out: &mut SegmentCursor<'_>,
     ) -> Result<(), BlockError> {
+        let shift = self.block_size().shift();
+        while piece.count > 0 {
+            let free = piece.range().take_while(|at| !node.is_locked(*at..*at + 1)).count() as u64;
+            let mut done = 0;
+            if free > 0 {
+                let buffer = cx.buffers.take().await;
+                let data = buffer.segment((free << shift) as usize);
+                done = self.fetch(cx.deeper(), node, Piece { count: free, ..piece }, data).await?;
+                out.copy_from(data.part(0, (done << shift) as usize).expect("no more than was read"));
+            }
+            if done < piece.count {
+                self.read_alone(cx, node, piece.lba + done, out).await?;
+                done += 1;
+            }
+            piece = Piece { lba: piece.lba + done, count: piece.count - done };
+        }
+        Ok(())
+    }
+
+    /// Reads a block that somebody was changing, or that did not open: once more, for it may have come over badly or been written meanwhile,
+    /// and then while nobody may change it.
+    async fn read_alone(
+        &self,
+        cx: TaskContext<'_>,
+        node: &Node,
+        lba: u64,
+        out: &mut SegmentCursor<'_>,
+    ) -> Result<(), BlockError> {
+        let one = Piece { lba, count: 1 };
+        let at = one.range().start;
+        let mut is_last = false;
         loop {
-            until(cx, || (!node.is_locked(piece.range())).then_some(())).await;
+            until(cx, || (!node.is_locked(one.range())).then_some(())).await;
             let buffer = cx.buffers.take().await;
-            let data = buffer.segment((piece.count << self.block_size().shift()) as usize);
-            let Some(lba) = self.fetch(cx.deeper(), node, piece, data).await? else {
-                out.copy_from(data);
-                return Ok(());
-            };
-            // Once more, alone: it may have been written meanwhile, or come over badly.
-            let one = Piece { lba, count: 1 };
-            let seen = node.look(one.range().start);
-            if seen.doubtful {
-                drop(buffer);
+            let lock = if is_last { Lock::take(node, one.range()) } else { None };
+            if is_last && lock.is_none() {
+                continue;
+            }
+            if node.look(at).doubtful {
+                drop((lock, buffer));
                 self.settle(cx, node, lba).await?;
                 continue;
             }
             let data = buffer.segment(1 << self.block_size().shift());
-            let is_wrong = self.fetch(cx.deeper(), node, one, data).await?.is_some();
-            // The version is part of what is seen, so that it does not come back.
-            if is_wrong && !seen.locked && node.look(one.range().start) == seen {
-                self.report(lba, seen.record == Record::LOST);
+            if self.fetch(cx.deeper(), node, one, data).await? == 1 {
+                out.copy_from(data);
+                return Ok(());
+            }
+            if lock.is_some() {
+                self.report(lba, node.record(at) == Record::LOST);
                 return Err(BlockError::ReadFault { errno: 0 });
             }
+            is_last = true;
         }
     }
 
-    /// Reads and opens blocks of one group: the first that does not open, or that somebody changes.
-    async fn fetch(&self, cx: TaskContext<'_>, node: &Node, piece: Piece, data: Segment) -> Result<Option<u64>, BlockError> {
+    /// Reads blocks of one group and opens them: how many of the first ones are what is known of them. One that somebody is changing is as good
+    /// as others if it still is that: its write has not ended.
+    async fn fetch(&self, cx: TaskContext<'_>, node: &Node, piece: Piece, data: Segment) -> Result<u64, BlockError> {
         let is_zero = |at| {
             let seen = node.look(at);
-            seen.record.is_zero() && !seen.locked && !seen.doubtful
+            seen.record.is_zero() && !seen.doubtful
         };
         if piece.range().all(is_zero) {
             data.fill(0);
-            return Ok(None);
+            return Ok(piece.count);
         }
         self.submit_piece(cx, Operation::Read, piece, &[data]).await?;
         let visit = self.sealer.visit();
         let force = visit.as_ref().ok_or(BlockError::NotReady)?;
         let unit = self.block_size().bytes() as usize;
-        let mut failed = None;
-        for (number, at) in piece.range().enumerate() {
-            let (seen, lba) = (node.look(at), piece.lba + number as u64);
+        let opens = |(number, at): &(usize, usize)| {
+            let seen = node.look(*at);
             let block = data.part(number * unit, unit).expect("a block of the piece");
-            if seen.locked || seen.doubtful {
-                failed = Some(lba);
-            } else if seen.record.is_zero() {
+            if !seen.doubtful && seen.record.is_zero() {
                 block.fill(0);
-            } else if !force.open(lba, &seen.record, block) {
-                failed = Some(lba);
+                return true;
             }
-            if failed.is_some() {
-                break;
-            }
-        }
-        Ok(failed)
+            !seen.doubtful && force.open(piece.lba + *number as u64, &seen.record, block)
+        };
+        Ok(piece.range().enumerate().take_while(opens).count() as u64)
     }
 
     /// A block is not what was written.
@@ -366,6 +395,13 @@ impl Authenticated {
             let what = if lost { "its tag is lost" } else { "it is not what was written there last" };
             tracing::error!(volume = self.name, leg = self.leg.name(), lba, count, "a block cannot be trusted: {what}");
         }
+    }
+
+    /// The record of a block that has none of these: where an erasure was cut off, a block that may never have been written need not be zeroes.
+    /// (After a power cut a block that the disk has torn looks the same as one of whose writes none was durable.)
+    pub(super) fn not_erased(&self, records: &[Record]) -> Option<Record> {
+        let is_fresh = |record: &&Record| **record == Record::FRESH;
+        if self.erasing.load(Ordering::Relaxed) { records.iter().find(is_fresh).copied() } else { None }
     }
 
     /// Finds out which record a block has whose write failed.
@@ -386,6 +422,7 @@ impl Authenticated {
                 force.choose(lba, data, work, &records)
             };
             // Who reads one that has none of them is told.
+            let found = found.or_else(|| self.not_erased(&records));
             let last = records.last().copied().unwrap_or(Record::LOST);
             self.end_doubt(lba);
             lock.change(&[found.unwrap_or(last)]);

@@ -12,13 +12,17 @@ use millrace_block::{
 };
 
 use super::{
-    super::header::{JOURNAL, SLOT},
+    super::{
+        header::{JOURNAL, SLOT},
+        volume::Crypt,
+    },
     OFFSET, SEED, disk, open, stack, take_over,
 };
 use crate::{
     Health, Node, Reason, Service,
     graph::Graph,
     legs,
+    service::of_type,
     settings::Settings,
     testing::{Bench, Kept, Session},
 };
@@ -521,6 +525,77 @@ fn blocks_that_come_back_after_a_crash_have_the_key_that_the_journal_says() {
     drop(graph);
     let graph = open(&stack(""), &memory, Reason::Open).unwrap();
     conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).expect(100, &data);
+}
+
+#[test]
+fn blocks_that_come_back_have_the_key_that_the_journal_says_of_a_chunk_that_had_failed() {
+    let faulty = FaultVolume::new(disk(240, BlockSize::B512), SEED);
+    let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+    let (kept, settings) = (Arc::default(), stack("rekey-rate=50K, "));
+    let mut graph = crate::testing::graph(&settings, &[Arc::clone(&leg)], None, Reason::Create, &kept).unwrap();
+    let tasks = Bench::new(SEED);
+    let mut session = Session::new(&tasks, &kept, SEED);
+    let service = Arc::clone(&graph.services("crypt")[0].1);
+    let mut harness = SyncHarness::new(SEED, false);
+    let before = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).write_random(0, 240);
+    let range = Some((Lba(OFFSET >> 9), BlockCount(120)));
+    let fails = Effect::Fail(BlockError::WriteFault { errno: 5 });
+    faulty.add(Rule { range, ..Rule::new(Requests::Write, When::Always, fails) });
+    rekey(&service);
+    while faulty.faults() == 0 {
+        session.settle(1);
+    }
+    graph.volume().resize(BlockCount(100)).unwrap();
+    faulty.clear();
+    while service.status().progress[0].done < 100 {
+        session.settle(1);
+    }
+    // The next chunk waits for its turn. The blocks come back and are written, and the process dies.
+    drop(session);
+    graph.tasks.clear();
+    graph.volume().resize(BlockCount(240)).unwrap();
+    let after = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).write_random(100, 140);
+    drop((service, graph));
+    let graph = open(&stack(""), &leg, Reason::Open).unwrap();
+    let mut bench = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED);
+    bench.expect(0, &before[..100 * 512]);
+    bench.expect(100, &after);
+}
+
+/// It has the new key in its place, and would get that once more.
+#[test]
+fn a_chunk_whose_keys_cannot_be_exchanged_at_once_is_re_keyed_once() {
+    let faulty = FaultVolume::new(disk(240, BlockSize::B512), SEED);
+    let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+    let kept = Arc::default();
+    let graph = crate::testing::graph(&stack(""), &[leg], None, Reason::Create, &kept).unwrap();
+    let tasks = Bench::new(SEED);
+    let mut session = Session::new(&tasks, &kept, SEED);
+    let service = Arc::clone(&graph.services("crypt")[0].1);
+    let crypt = of_type::<Crypt>(&service).expect("it is one");
+    let mut harness = SyncHarness::new(SEED, false);
+    let data = conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).write_random(0, 240);
+    let range = Some((Lba(OFFSET >> 9), BlockCount(120)));
+    let delay = Effect::Delay(Duration::from_millis(1));
+    faulty.add(Rule { range, ..Rule::new(Requests::Write, When::Nth(1), delay) });
+    rekey(&service);
+    while faulty.faults() == 0 {
+        session.settle(1);
+    }
+    // It is on its way to its place, and while another exchange is under way there is no other.
+    let keys = crypt.keys.visit().clone();
+    let retired = crypt.keys.replace(keys).unwrap();
+    let end = Instant::now() + Duration::from_millis(50);
+    while Instant::now() < end {
+        session.settle(1);
+    }
+    drop(retired);
+    let end = Instant::now() + Duration::from_secs(60);
+    while !service.status().progress.is_empty() && Instant::now() < end {
+        session.settle(10);
+    }
+    assert!(service.status().progress.is_empty());
+    conformance::Bench::new(&mut harness, Arc::clone(graph.volume()), SEED).expect(0, &data);
 }
 
 #[test]

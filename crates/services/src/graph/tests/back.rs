@@ -1,7 +1,7 @@
 //! Changes that fail late: what the volume had, and what its legs were, is as before, or it is told what is not.
 
 use super::*;
-use crate::settings::Settings;
+use crate::{LegOrigin, settings::Settings};
 
 const KEY: &str = concat!("file:", env!("CARGO_MANIFEST_DIR"), "/src/crypt/tests/test.key");
 /// Blocks of a disk.

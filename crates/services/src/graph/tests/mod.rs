@@ -23,7 +23,10 @@ use millrace_block::{
 use millrace_memory::BufferPool;
 
 use super::*;
-use crate::testing::{Disks, Kept, RandomStacks, graph as mounted, random_stacks, random_stacks_with_errors};
+use crate::{
+    Reason,
+    testing::{Disks, Kept, RandomStacks, graph as mounted, random_stacks, random_stacks_with_errors},
+};
 
 const SEED: u64 = 0x6772_6170;
 

@@ -14,7 +14,14 @@ use super::{
     SEED, close, disk, open,
     promise::{ROTTEN, read, rot},
 };
-use crate::{Health, LegOrigin, Mount, Reason, graph::Graph, legs, testing::grow_over_what_was_there};
+use crate::{
+    Health, LegOrigin, Mount, Node, Reason, SharedObjects,
+    background::Spawner,
+    graph::{Graph, GraphError, Plan},
+    legs,
+    record::Region,
+    testing::{Disks, Kept, grow_over_what_was_there},
+};
 
 const FAULT: BlockError = BlockError::ReadFault { errno: 5 };
 const SIZE: BlockSize = BlockSize::B512;
@@ -310,6 +317,39 @@ fn an_erasure_that_was_cut_short_is_completed() {
     for _ in 0..2 {
         let graph = open(&disk, Reason::Open).unwrap();
         on_bench(&graph, |bench| bench.expect(0, &vec![0; 1100 * 512]));
+        close(graph);
+    }
+}
+
+/// With a service below that is taken out of force again.
+#[test]
+fn who_has_no_time_for_an_erasure_that_was_cut_short_leaves_it_as_it_is() {
+    for (stack, phase) in [("integrity(close-after=1ms, meter(disk:0))", 32), ("metadata(meter(disk:0))", 28)] {
+        let disks = [disk(1100, SIZE)];
+        close(crate::testing::graph(stack, &disks, None, Reason::Create, &Arc::default()).unwrap());
+        let region = if phase == 32 { REGION } else { Region { magic: *b"MILLMETA", ..REGION } };
+        let node: Node = stack.parse().unwrap();
+        let plan = Plan { volume: "test", stack: &node, size: None, block_size: SIZE };
+        let built = || {
+            let spawner: Arc<dyn Spawner> = Arc::<Kept>::default();
+            Graph::build(&plan, &Disks(disks.to_vec()), &SharedObjects::default(), &spawner, None).unwrap()
+        };
+        let mut graph = built();
+        graph.mount_at_once().unwrap();
+        close(graph);
+        let found = region.load(&disks[0]).unwrap().unwrap();
+        let mut content = found.content;
+        content[phase] = 1;
+        region.store(&disks[0], found.generation + 1, &content).unwrap();
+        let before = region.load(&disks[0]).unwrap().unwrap().generation;
+        let refused = built().mount_at_once().unwrap_err();
+        assert!(matches!(refused, GraphError::Unfinished { .. }), "{refused}");
+        assert_eq!(region.load(&disks[0]).unwrap().unwrap().generation, before, "nothing was done");
+        let mut graph = built();
+        graph.mount(Reason::Open).unwrap();
+        close(graph);
+        let mut graph = built();
+        graph.mount_at_once().expect("it is complete");
         close(graph);
     }
 }

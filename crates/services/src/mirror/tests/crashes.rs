@@ -3,7 +3,10 @@
 use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockError, conformance::CrashDisk};
 
-use super::*;
+use super::{
+    rebuild::{command, look_at_marks, resync_half},
+    *,
+};
 use crate::testing::{Bench as Means, CrashTest, Oracle, Rig, Session, Tearing, crash_test, every_cut};
 
 /// Blocks of a disk: the tables take 128 of them.
@@ -92,6 +95,73 @@ fn pulled(seed: u64, cut: u64) -> u64 {
     drop(session);
     volume.unmount();
     boundaries
+}
+
+/// A leg is filled while another one is out, and what is done of it is recorded; the power goes, and the other one comes back.
+fn filled_beside_one_that_is_out(seed: u64, cut: u64) -> u64 {
+    let rig = Rig::new(seed, 3, 768, BlockSize::B512);
+    let means = Means::new(seed);
+    let stack = "mirror(region=64K, rate=1T, disk:0, disk:1, disk:2)";
+    let open = |reason| {
+        let volume = graph(stack, &rig.volumes(), None, reason, &rig.kept).unwrap();
+        // The test does upkeep's work.
+        rig.kept.forget();
+        volume
+    };
+    let mut volume = open(Reason::Create);
+    let mut oracle = Oracle::new(seed, volume.volume().geometry().blocks.0, 512);
+    let mut session = Session::new(&means, &rig.kept, seed);
+    let start = rig.power.boundaries();
+    rig.power.cut_at(cut);
+    for step in 0..10 {
+        match step {
+            // From then on the power may be gone.
+            2 => [2, 1].iter().for_each(|leg| _ = command(&volume, "fail", *leg)),
+            4 => _ = command(&volume, "rebuild", 1),
+            5 | 7 => resync_half(&volume),
+            6 | 8 => (0..2).for_each(|_| look_at_marks(&volume)),
+            9 => _ = resync(&volume),
+            _ => {}
+        }
+        let good = oracle.step(&mut session, volume.volume());
+        if rig.power.is_gone() {
+            break;
+        }
+        assert!(good, "one good leg is enough");
+    }
+    let boundaries = rig.power.boundaries() - start;
+    drop(session);
+    volume.tasks.clear();
+    drop(volume);
+    rig.restart();
+    let mut volume = open(Reason::Open);
+    let mut session = Session::new(&means, &rig.kept, seed);
+    let is = |volume: &Graph, leg: usize, what: &str| fact(volume, &format!("leg {leg}")).as_deref() == Some(what);
+    oracle.check(&mut session, volume.volume());
+    assert!(resync(&volume));
+    for leg in [1, 2] {
+        // From the one that was filled last alone.
+        if is(&volume, leg, "failed") {
+            command(&volume, "rebuild", leg).unwrap();
+            assert!(resync(&volume));
+        }
+        if leg == 1 {
+            command(&volume, "fail", 0).unwrap();
+            oracle.check(&mut session, volume.volume());
+        }
+    }
+    oracle.check(&mut session, volume.volume());
+    command(&volume, "rebuild", 0).unwrap();
+    assert!(resync(&volume) && (0..3).all(|leg| is(&volume, leg, "good")));
+    legs_are_equal(&volume, &rig.disks);
+    drop(session);
+    volume.tasks.clear();
+    boundaries
+}
+
+#[test]
+fn what_was_filled_while_another_leg_was_out_is_right_after_a_power_cut() {
+    every_cut("filled beside one that is out", SEED, 3000, filled_beside_one_that_is_out);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::{
     rebuild::{command, look_at_marks, state},
     *,
 };
-use crate::service::Health;
+use crate::{service::Health, testing::sector::BadSector};
 
 pub(super) const WRITE_FAULT: BlockError = BlockError::WriteFault { errno: 5 };
 const READ_FAULT: BlockError = BlockError::ReadFault { errno: 5 };
@@ -192,6 +192,29 @@ fn what_one_leg_cannot_read_is_read_elsewhere_and_rewritten() {
     });
 }
 
+/// The disk refuses a write of a part of it.
+#[test]
+fn a_sector_of_several_blocks_that_goes_bad_costs_no_leg() {
+    for way in ["read", "read a block", "scrub"] {
+        let mut legs = volumes(&faulty(2, 1024));
+        let disk = BadSector::on(Arc::clone(&legs[0]));
+        legs[0] = Arc::<BadSector>::clone(&disk);
+        let graph = open("read=0, region=64K, ", &legs, Reason::Create);
+        let mut model = Vec::new();
+        on_bench(&graph, |bench| {
+            model = bench.write_random(0, 1024);
+            disk.goes_bad();
+            match way {
+                "read" => bench.expect(3, &model[3 * 512..200 * 512]),
+                "read a block" => bench.expect(10, &model[10 * 512..11 * 512]),
+                _ => assert_eq!(scrub(&graph).differing, 0),
+            }
+        });
+        assert_eq!((disk.is_bad(), fact(&graph, "leg 0").as_deref()), (false, Some("good")), "{way}");
+        assert!(legs.iter().all(|leg| data_of(leg) == model), "{way}");
+    }
+}
+
 #[test]
 fn a_scrub_repairs_by_majority_and_never_by_guess() {
     // The block that the first leg cannot read lies elsewhere, and beside the rotten one.
@@ -235,6 +258,31 @@ fn what_is_undecided_is_given_to_no_leg() {
     // When it can be read again there is a majority.
     assert_eq!(scrub(&graph).repaired, 1);
     assert!(volumes.iter().all(|leg| data_of(leg) == model));
+}
+
+/// Nor as a part of a sector that is given for the other blocks in it.
+#[test]
+fn what_is_undecided_is_not_given_with_the_sector_around_it() {
+    let mut legs = volumes(&faulty(3, 1024));
+    let disk = BadSector::on(Arc::clone(&legs[0]));
+    legs[0] = Arc::<BadSector>::clone(&disk);
+    let graph = open("region=64K, ", &legs, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+    rot(&legs[1], &model, 11);
+    let rotten = data_of(&legs[1]);
+    disk.goes_bad();
+    for _ in 0..2 {
+        let found = scrub(&graph);
+        assert_eq!((found.differing, found.repaired, found.listed), (1, 0, vec![11]));
+        assert_eq!((disk.is_bad(), state(&graph, 0).as_str()), (true, "good"));
+        assert!(data_of(&legs[1]) == rotten && data_of(&legs[2]) == model);
+    }
+    // The operator knows which leg is wrong.
+    command(&graph, "fail", 1).unwrap();
+    let found = scrub(&graph);
+    assert_eq!((found.differing, found.repaired, disk.is_bad()), (0, 8, false));
+    assert!(data_of(&legs[0]) == model && data_of(&legs[2]) == model);
 }
 
 /// No mark tells of the block that is wrong there: filled with what it missed, the leg would have it again.

@@ -269,8 +269,10 @@ fn upkeep_has_nothing_to_do_where_the_end_was_left_out() {
         Box::pin(async move {
             let pool = millrace_memory::BufferPool::new(MOST_LEGS).unwrap();
             for (at, blocks) in [(1024, 3), (1016, 11)] {
-                mirror.sync_piece(cx, &pool, at * 512, blocks * 512).await.unwrap();
-                mirror.scrub_piece(cx, &pool, at * 512, blocks * 512).await;
+                let (stop, bytes) = (crate::background::Stop::default(), at * 512..(at + blocks) * 512);
+                let (done, synced) = mirror.sync_piece(cx, &stop, &pool, bytes.clone()).await;
+                assert_eq!((done, synced), (blocks * 512, Ok(())));
+                assert_eq!(mirror.scrub_piece(cx, &stop, &pool, bytes).await, blocks * 512);
             }
         })
     })

@@ -4,6 +4,7 @@ mod crashes;
 mod failures;
 mod format;
 mod growth;
+mod kept;
 mod membership;
 mod progress;
 mod rebuild;

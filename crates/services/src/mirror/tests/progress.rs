@@ -1,14 +1,17 @@
 //! Work beside requests comes to its end, and keeps no other from being done.
 
-use std::thread;
+use std::{sync::atomic::AtomicBool, thread};
 
 use millrace_backends::fault::Kind;
 use millrace_block::Operation;
 
-use super::*;
+use super::{
+    rebuild::{command, state},
+    *,
+};
 use crate::testing::{
     Bench as Means, Kept, Session,
-    waiting::{Gate, erase_beside, until},
+    waiting::{Gate, erase_beside, keep_busy, until, write_at_once},
 };
 
 /// What upkeep does of a scrub at a time.
@@ -120,6 +123,103 @@ fn an_erasure_goes_on_beside_who_has_a_part_of_it() {
         on_bench(&graph, |bench| bench.plain(zeroes, 0, 8192).unwrap());
     });
     on_bench(&graph, |bench| bench.expect_zeroes(0, 8192));
+}
+
+/// Somebody always has a part of the first piece.
+#[test]
+fn resync_and_scrub_go_on_beside_who_is_always_at_work() {
+    let legs = volumes(&faulty(2, 1024));
+    let graph = open("region=64K, rate=1T, ", &legs, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+    crate::legs::write(&legs[1], 0, vec![0xee; 1024 * 512]).unwrap();
+    let mirror = mirror(&graph);
+    mirror.intent().unwrap().suspect_all();
+    keep_busy(&mirror.members.ranges, || {
+        thread::scope(|scope| {
+            let resync = scope.spawn(|| resync(&graph));
+            until("all is made equal", || resync.is_finished());
+            assert!(resync.join().unwrap());
+            assert!(legs.iter().all(|leg| data_of(leg) == model));
+            mirror.start_scrub();
+            let scrub = scope.spawn(|| scrub_a_while(&graph));
+            until("all is compared", || scrub.is_finished());
+        });
+    });
+    let scrub = mirror.scrub().clone();
+    assert_eq!((scrub.running, scrub.finished, scrub.differing), (false, 1, 0));
+}
+
+/// What was copied may take long to become durable. The write stores the mark of its region, and so flushes the leg as well.
+#[test]
+fn a_write_to_a_new_region_does_not_wait_for_what_was_filled() {
+    static HOLDS_ONE: AtomicBool = AtomicBool::new(false);
+    let legs = volumes(&faulty(2, 1024));
+    let gate = Gate::before(Arc::clone(&legs[1]), |operation| {
+        operation == Operation::Flush && HOLDS_ONE.swap(false, Ordering::Relaxed)
+    });
+    let second: Arc<dyn Volume> = Arc::<Gate>::clone(&gate);
+    let graph = open("region=64K, ", &[Arc::clone(&legs[0]), second], Reason::Create);
+    on_bench(&graph, |bench| _ = bench.write_random(0, 128));
+    command(&graph, "fail", 1).unwrap();
+    assert!(command(&graph, "rebuild", 1).unwrap().ends_with("with what it missed"));
+    gate.open.store(false, Ordering::Relaxed);
+    HOLDS_ONE.store(true, Ordering::Relaxed);
+    thread::scope(|scope| {
+        let filling = scope.spawn(|| resync(&graph));
+        until("what was filled is flushed", || !HOLDS_ONE.load(Ordering::Relaxed));
+        write_at_once(graph.volume(), 1000);
+        gate.open.store(true, Ordering::Relaxed);
+        assert!(filling.join().unwrap());
+    });
+    assert_eq!(state(&graph, 1), "good");
+    assert!(data_of(&legs[0]) == data_of(&legs[1]));
+}
+
+#[test]
+fn work_that_waits_for_a_request_ends_when_it_is_told() {
+    let graph = open("region=64K, ", &volumes(&faulty(2, 1024)), Reason::Create);
+    let mirror = mirror(&graph);
+    mirror.intent().unwrap().suspect(&(0..=0));
+    mirror.start_scrub();
+    let _held = mirror.members.ranges.try_lock(0..4096).expect("nobody has it");
+    for scrubs in [false, true] {
+        let stop = crate::background::Stop::default();
+        let (told, mirror) = (stop.clone(), Arc::clone(&mirror));
+        thread::scope(|scope| {
+            let work = scope.spawn(move || {
+                crate::legs::block_on(move |cx| {
+                    Box::pin(async move {
+                        let pool = millrace_memory::BufferPool::new(MOST_LEGS).unwrap();
+                        if scrubs {
+                            mirror.scrub_if_asked(cx, &told, &pool).await
+                        } else {
+                            mirror.resync(cx, &told, &pool).await
+                        }
+                    })
+                })
+                .unwrap()
+            });
+            // It most probably waits by then.
+            thread::sleep(std::time::Duration::from_millis(20));
+            stop.set();
+            until("it ends", || work.is_finished());
+        });
+    }
+    assert_eq!((mirror.intent().unwrap().stale(), mirror.scrub().at), (1, 0), "nothing was done");
+}
+
+#[test]
+fn a_scrub_ends_unfinished_when_there_is_nothing_left_to_compare_with() {
+    let graph = open("region=64K, rate=1T, ", &volumes(&faulty(2, 8192)), Reason::Create);
+    let (mirror, service) = (mirror(&graph), Arc::clone(graph.root.service.as_ref().unwrap()));
+    mirror.start_scrub();
+    mirror.scrub().at = mirror.members.bytes() / 2;
+    service.command("fail", &arguments(&[("leg", "1")])).unwrap();
+    scrub_a_while(&graph);
+    let scrub = mirror.scrub().clone();
+    assert_eq!((scrub.running, scrub.finished, scrub.at), (false, 0, mirror.members.bytes() / 2));
+    assert!(fact(&graph, "scrub").unwrap().ends_with("(it was ended before it was done)"));
 }
 
 #[test]

@@ -167,7 +167,7 @@ fn a_rebuild_that_the_leg_refuses_changes_nothing() {
 }
 
 /// Brings half of what is to be done in order, and is told to stop.
-fn resync_half(graph: &Graph) {
+pub(super) fn resync_half(graph: &Graph) {
     let mirror = mirror(graph);
     crate::legs::block_on(move |cx| {
         Box::pin(async move {
@@ -281,6 +281,63 @@ fn legs_that_all_refuse_a_flush_are_compared() {
     assert!(mirror(&graph).intent().unwrap().stale() > 0);
     assert!(resync(&graph));
     assert!(data_of(&volumes[0]) == data_of(&volumes[1]));
+}
+
+/// A leg that, once it has failed a flush, fails all of them until what it lost is written anew, or, where it cannot be sure of that, for good.
+struct Sticky(Arc<FaultVolume>, std::sync::atomic::AtomicBool, bool);
+
+impl Volume for Sticky {
+    crate::testing::passes_on!();
+
+    fn submit<'a>(
+        &'a self,
+        cx: millrace_block::TaskContext<'a>,
+        request: millrace_block::Request<'a>,
+    ) -> millrace_block::Step<'a> {
+        if request.operation == Operation::Flush && self.1.load(Ordering::Relaxed) {
+            return millrace_block::Step::Done(Err(WRITE_FAULT));
+        }
+        self.0.submit(cx, request)
+    }
+
+    fn trust_again(&self) -> bool {
+        self.1.fetch_and(!self.2, Ordering::Relaxed);
+        !self.1.load(Ordering::Relaxed)
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.0.scratch_bytes()
+    }
+}
+
+/// As a file does.
+#[test]
+fn a_leg_that_fails_every_flush_after_one_is_taken_in_again() {
+    for can_be_sure in [true, false] {
+        let legs = faulty(2, 1024);
+        let sticky = Arc::new(Sticky(Arc::clone(&legs[1]), false.into(), can_be_sure));
+        let volumes: Vec<Arc<dyn Volume>> =
+            vec![Arc::<FaultVolume>::clone(&legs[0]) as _, Arc::<Sticky>::clone(&sticky) as _];
+        let graph = open("region=64K, ", &volumes, Reason::Create);
+        let mut model = Vec::new();
+        on_bench(&graph, |bench| {
+            legs[1].hold_writes();
+            model = bench.write_random(0, 1024);
+            sticky.1.store(true, Ordering::Relaxed);
+            bench.plain(Operation::Flush, 0, 0).unwrap();
+        });
+        assert_eq!(state(&graph, 1), "failed");
+        assert!(legs[1].power_loss() > 0);
+        if can_be_sure {
+            come_back(&graph, 1);
+            on_bench(&graph, |bench| bench.plain(Operation::Flush, 0, 0).unwrap());
+            assert!(volumes.iter().all(|leg| data_of(leg) == model));
+        } else {
+            let said = command(&graph, "rebuild", 1).unwrap_err().to_string();
+            assert!(said.contains("until it is opened anew"), "{said}");
+        }
+        assert_eq!(state(&graph, 1), if can_be_sure { "good" } else { "failed" });
+    }
 }
 
 /// The leg that has all data has lost some, while another one is filled from it: the guest is told, and they become alike.

@@ -6,7 +6,7 @@ use millrace_backends::fault::{Effect, Kind, Rule, When};
 use millrace_block::{BlockCount, BlockError, Lba, Operation, trace::Tap};
 
 use super::*;
-use crate::service::Health;
+use crate::{service::Health, testing::sector::BadSector};
 
 const READ_FAULT: BlockError = BlockError::ReadFault { errno: 5 };
 pub(super) const WRITE_FAULT: BlockError = BlockError::WriteFault { errno: 5 };
@@ -524,6 +524,32 @@ fn a_block_that_cannot_be_read_costs_none_of_its_neighbours() {
     }
 }
 
+/// The disk refuses a write of a part of it.
+#[test]
+fn a_sector_of_several_blocks_that_goes_bad_costs_no_leg() {
+    for (form, way) in [SMALL, TWO].into_iter().flat_map(|form| ["read", "read a block", "scrub"].map(|way| (form, way))) {
+        let layout = form.plan().layout(form.legs);
+        // The sector is the first chunk of the second stripe.
+        let (bad, lba) = (layout.leg(1, 0), layout.width() / 512);
+        let mut legs = volumes(&form.faulty(1024));
+        let disk = BadSector::on(Arc::clone(&legs[bad]));
+        legs[bad] = Arc::<BadSector>::clone(&disk);
+        let graph = form.open(&legs, Reason::Create);
+        on_bench(&graph, |bench| {
+            let model = bench.write_random(0, 1024);
+            disk.goes_bad();
+            match way {
+                "read" => bench.expect(0, &model),
+                "read a block" => bench.expect(lba + 2, &model[(lba as usize + 2) * 512..][..512]),
+                _ => assert_eq!(scrubbed(&graph).differing, 0),
+            }
+            assert_eq!((disk.is_bad(), state(&graph, bad).as_str()), (false, "good"), "{way}");
+            bench.expect(0, &model);
+        });
+        parity_fits(&graph, &legs);
+    }
+}
+
 #[test]
 fn what_is_computed_is_not_written_where_it_does_not_fit() {
     let legs = TWO.faulty(1024);
@@ -543,6 +569,39 @@ fn what_is_computed_is_not_written_where_it_does_not_fit() {
         bench.expect(0, &model);
     });
     parity_fits(&graph, &volumes);
+}
+
+/// Nor as a part of a sector that is written for the other blocks in it.
+#[test]
+fn what_does_not_fit_is_not_written_with_the_sector_around_it() {
+    let layout = TWO.plan().layout(TWO.legs);
+    // The sector is the first chunk of the second stripe, and in one row with it the second chunk rots.
+    let (bad, rotten) = (layout.leg(1, 0), layout.leg(1, 1));
+    let mut legs = volumes(&TWO.faulty(1024));
+    let disk = BadSector::on(Arc::clone(&legs[bad]));
+    legs[bad] = Arc::<BadSector>::clone(&disk);
+    let graph = TWO.open(&legs, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+    rot(&legs[rotten], 11 * 512 + 5);
+    let has = |leg: usize| crate::legs::read(&legs[leg], 4096, 4096).unwrap();
+    let before = has(rotten);
+    disk.goes_bad();
+    for _ in 0..2 {
+        let found = scrubbed(&graph);
+        assert_eq!((found.differing, found.repaired, found.listed), (1, 0, vec![11]));
+        assert_eq!((disk.is_bad(), state(&graph, bad).as_str()), (true, "good"));
+        assert!(has(rotten) == before);
+    }
+    // The operator knows which leg is wrong.
+    command(&graph, "fail", rotten).unwrap();
+    on_bench(&graph, |bench| bench.expect(0, &model));
+    assert!(!disk.is_bad());
+    command(&graph, "rebuild", rotten).unwrap();
+    assert!(resync(&graph));
+    assert!((0..TWO.legs).all(|leg| state(&graph, leg) == "good"));
+    parity_fits(&graph, &legs);
+    on_bench(&graph, |bench| bench.expect(0, &model));
 }
 
 /// What is known to be wrong, and cannot be put right there.

@@ -2,15 +2,15 @@
 
 use std::thread;
 
-use millrace_backends::fault::Kind;
-use millrace_block::Operation;
+use millrace_backends::fault::{Kind, Late};
+use millrace_block::{BlockError, Operation, Request, Step, TaskContext, future_bytes};
 
 use super::{
     failures::{rot, state},
     rebuild::look_at_marks,
     *,
 };
-use crate::testing::waiting::{Gate, erase_beside, until};
+use crate::testing::waiting::{Gate, erase_beside, keep_busy, until};
 
 /// Legs of which one, while its gate is closed, answers no read.
 fn with_gate(form: Form, gated: usize) -> (Vec<Arc<FaultVolume>>, Arc<Gate>) {
@@ -131,6 +131,96 @@ fn an_erasure_goes_on_beside_who_has_a_part_of_it() {
         on_bench(&graph, |bench| bench.plain(zeroes, 0, 8192).unwrap());
     });
     on_bench(&graph, |bench| bench.expect_zeroes(0, 8192));
+}
+
+/// Somebody always has a part of the first rows.
+#[test]
+fn resync_and_scrub_go_on_beside_who_is_always_at_work() {
+    let form = Form { settings: "chunk=16K, journal=128K, region=64K, rate=1T, ", legs: 3 };
+    let legs = volumes(&form.faulty(1024));
+    let graph = form.open(&legs, Reason::Create);
+    let mut model = Vec::new();
+    on_bench(&graph, |bench| model = bench.write_random(0, 1024));
+    let parity = parity(&graph);
+    rot(&legs[parity.layout.leg(0, 2)], 5);
+    parity.members.intent().unwrap().suspect_all();
+    keep_busy(&parity.members.ranges, || {
+        thread::scope(|scope| {
+            let resync = scope.spawn(|| resync(&graph));
+            until("all parity fits", || resync.is_finished());
+            assert!(resync.join().unwrap());
+            parity_fits(&graph, &legs);
+            let scrub = scope.spawn(|| scrubbed(&graph));
+            until("all is checked", || scrub.is_finished());
+            let found = scrub.join().unwrap();
+            assert_eq!((found.finished, found.differing, found.unread), (1, 0, 0));
+        });
+    });
+    on_bench(&graph, |bench| bench.expect(0, &model));
+}
+
+#[test]
+fn a_scrub_ends_unfinished_when_there_is_no_parity_left_to_check() {
+    let graph = SMALL.open(&volumes(&SMALL.faulty(1024)), Reason::Create);
+    let parity = parity(&graph);
+    parity.start_scrub();
+    parity.scrub().at = parity.members.bytes() / 2;
+    command(&graph, "fail", 1).unwrap();
+    scrub_a_while(&graph);
+    let scrub = parity.scrub().clone();
+    assert_eq!((scrub.running, scrub.finished, scrub.at), (false, 0, parity.members.bytes() / 2));
+    assert!(fact(&graph, "scrub").unwrap().ends_with("(it was ended before it was done)"));
+}
+
+/// Counts reads that are under way, and how many were at once.
+#[derive(Default)]
+struct Reads {
+    now: AtomicU64,
+    most: AtomicU64,
+}
+
+struct Counted(Arc<dyn Volume>, Arc<Reads>);
+
+impl Counted {
+    async fn read(&self, cx: TaskContext<'_>, request: Request<'_>) -> Result<(), BlockError> {
+        let now = self.1.now.fetch_add(1, Ordering::Relaxed) + 1;
+        self.1.most.fetch_max(now, Ordering::Relaxed);
+        let result = self.0.submit(cx, request).await;
+        self.1.now.fetch_sub(1, Ordering::Relaxed);
+        result
+    }
+}
+
+impl Volume for Counted {
+    crate::testing::passes_on!();
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
+        match request.operation {
+            Operation::Read => Step::Wait(cx.scratch.place_future(self.read(cx, request))),
+            _ => self.0.submit(cx, request),
+        }
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        future_bytes(Self::read) + self.0.scratch_bytes()
+    }
+}
+
+/// Requests wait for it in a change.
+#[test]
+fn the_journal_is_looked_at_on_all_legs_at_once() {
+    let disks = volumes(&TWO.faulty(1024));
+    let mut model = Vec::new();
+    let graph = TWO.open(&disks, Reason::Create);
+    on_bench(&graph, |bench| model = bench.write_random(0, 100));
+    drop(graph);
+    let reads = Arc::<Reads>::default();
+    let slow = |disk: &Arc<dyn Volume>| -> Arc<dyn Volume> {
+        Arc::new(Counted(Late::new(Arc::clone(disk), 3, 0), Arc::clone(&reads)))
+    };
+    let graph = TWO.open(&disks.iter().map(slow).collect::<Vec<_>>(), Reason::Open);
+    assert!(reads.most.load(Ordering::Relaxed) > 1, "one after the other");
+    on_bench(&graph, |bench| bench.expect(0, &model));
 }
 
 #[test]

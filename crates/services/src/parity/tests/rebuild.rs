@@ -308,6 +308,43 @@ fn what_was_filled_before_a_close_is_not_filled_again() {
 }
 
 #[test]
+fn what_was_filled_is_not_filled_again_while_another_leg_is_out() {
+    for is_orderly in [false, true] {
+        let legs = volumes(&TWO.faulty(8192));
+        let graph = TWO.open(&legs, Reason::Create);
+        let mut model = Vec::new();
+        on_bench(&graph, |bench| model = bench.write_random(0, 8192));
+        let bytes = parity(&graph).members.bytes();
+        for leg in [1, 2] {
+            command(&graph, "fail", leg).unwrap();
+            crate::legs::write(&legs[leg], 0, vec![0xee; bytes as usize]).unwrap();
+        }
+        assert!(command(&graph, "rebuild", 1).unwrap().ends_with("with what it missed"));
+        let all = parity(&graph).members.intent().unwrap().stale();
+        assert_eq!(all, bytes >> 16);
+        resync_half(&graph);
+        if is_orderly {
+            graph.root.service.as_ref().unwrap().unmount().unwrap();
+        } else {
+            (0..2).for_each(|_| look_at_marks(&graph));
+        }
+        drop(graph);
+        let graph = TWO.open(&legs, Reason::Open);
+        let left = parity(&graph).members.intent().unwrap().stale();
+        assert!((1..=all / 2).contains(&left), "{left} of {all}");
+        assert_eq!((state(&graph, 1).as_str(), state(&graph, 2).as_str()), ("being filled", "failed"));
+        on_bench(&graph, |bench| bench.expect(0, &model));
+        assert!(resync(&graph));
+        assert_eq!(state(&graph, 1), "good");
+        assert!(command(&graph, "rebuild", 2).unwrap().ends_with("with what it missed"));
+        assert!(resync(&graph));
+        assert!((0..TWO.legs).all(|leg| state(&graph, leg) == "good"));
+        parity_fits(&graph, &legs);
+        on_bench(&graph, |bench| bench.expect(0, &model));
+    }
+}
+
+#[test]
 fn a_format_beside_a_resync_leaves_nothing_of_what_was_there() {
     for block_size in [BlockSize::B512, BlockSize::B4096] {
         let legs = SMALL.faulty(1024);

@@ -19,7 +19,7 @@ use millrace_block::{
 };
 
 use crate::{
-    Node, Reason, Settings, SharedObjects,
+    Node, Reason, Room, Settings, SharedObjects,
     background::Spawner,
     graph::{Graph, GraphError, LeafError, LeafRequest, Leaves, Plan},
     testing::{CrashTest, Kept, Rig, Tearing, crash_test, subject},
@@ -74,6 +74,12 @@ impl Pool {
     fn fact(&self, name: &str) -> Option<String> {
         let facts = self.disk.tree().status.expect("a disk has a status").facts;
         facts.into_iter().find(|(known, _)| known == name).map(|(_, value)| value)
+    }
+
+    /// What a program is told of it.
+    fn room(&self) -> (u64, u64) {
+        let Room { free, total } = self.disk.tree().status.and_then(|status| status.room).expect("a disk has room");
+        (free, total)
     }
 
     fn command(&self, command: &str, name: &str) -> Result<String, String> {
@@ -175,9 +181,11 @@ fn flushed_data_survive_power_cuts_of_a_disk_that_tears_blocks() {
 fn volumes_come_and_go_and_never_show_what_others_left() {
     let pool = Pool::new(9);
     assert_eq!(pool.fact("free").as_deref(), Some("131072 bytes of 131072 bytes"));
+    assert_eq!(pool.room(), (8 * EXTENT, 8 * EXTENT));
     let mut a = pool.create("a", 3 * EXTENT);
     let b = pool.create("b", 2 * EXTENT + 512);
     assert_eq!((a.volume().geometry().bytes(), b.volume().usage().allocated), (3 * EXTENT, 3 * EXTENT));
+    assert_eq!(pool.room(), (2 * EXTENT, 8 * EXTENT));
     let (in_a, in_b) = (on_bench(&a, |bench| bench.write_random(0, 96)), on_bench(&b, |bench| bench.write_random(0, 65)));
     on_bench(&a, |bench| bench.expect(0, &in_a));
     on_bench(&b, |bench| bench.expect(0, &in_b));
@@ -199,7 +207,7 @@ fn volumes_come_and_go_and_never_show_what_others_left() {
     on_bench(&b, |bench| bench.expect_zeroes(70, 20));
     on_bench(&a, |bench| bench.expect(80, &grown));
     a.discard(true);
-    assert_eq!(pool.fact("volume a"), None);
+    assert_eq!((pool.fact("volume a"), pool.room()), (None, (5 * EXTENT, 8 * EXTENT)));
     let c = pool.create("c", 5 * EXTENT);
     on_bench(&c, |bench| bench.expect_zeroes(0, 160));
     on_bench(&b, |bench| bench.expect(0, &in_b));

@@ -7,7 +7,7 @@ use millrace_block::{
     conformance::{self, Random, SyncHarness},
 };
 
-use super::{SEED, leg_blocks, nothing_is_called_changed, rooted, stack};
+use super::{SEED, leg_blocks, nothing_is_called_changed, raw, rooted, stack};
 use crate::{
     Reason,
     graph::Graph,
@@ -101,7 +101,7 @@ fn on_bench(graph: &Graph, test: impl FnOnce(&mut conformance::Bench<'_>)) {
 
 #[test]
 fn a_format_that_is_cut_short_leaves_all_or_nothing() {
-    for cut in 0..14 {
+    for cut in 0..22 {
         for seed in 0..8 {
             let (rig, volume, data) = filled(seed, 1 + seed as usize % 2);
             rig.power.cut_at(cut);
@@ -113,6 +113,9 @@ fn a_format_that_is_cut_short_leaves_all_or_nothing() {
                 let found = bench.read(0, BLOCKS);
                 let is_zero = found.iter().all(|byte| *byte == 0);
                 assert!(is_zero || (found == data && !formatted), "seed {seed}, cut {cut}");
+                // The opening has erased what the format had not come to.
+                let is_erased = |lba: &u64| raw(&rig.volumes()[0], *lba).iter().all(|byte| *byte == 0);
+                assert!(!is_zero || [0, 200, BLOCKS - 1].iter().all(is_erased), "seed {seed}, cut {cut}");
                 let new = bench.write_random(0, BLOCKS);
                 bench.expect(0, &new);
             });

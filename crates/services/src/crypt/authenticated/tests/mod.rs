@@ -2,6 +2,7 @@
 
 mod bad;
 mod crashes;
+mod readers;
 mod rekey;
 mod root;
 mod tamper;

@@ -10,7 +10,7 @@ use millrace_block::{BlockError, BlockSize, Operation, Switch, Volume};
 
 use super::{
     super::anchor::PLACE, ILL, SEED, close, disk, fall_ill, kill, leg_blocks, nothing_is_called_changed, on_bench, put_raw,
-    raw, rooted, stack, write_ill,
+    raw, rooted, stack, trouble::save, write_ill,
 };
 use crate::{
     Health, Node, Reason, SharedObjects,
@@ -340,6 +340,44 @@ fn a_place_comes_goes_and_is_changed_while_the_volume_is_in_use() {
     assert!(open(&leg, &place).err().unwrap().contains("all of it was put back"));
     let found = open(&leg, &other).err().unwrap();
     assert!(found.contains("all of it was put back"), "{found}");
+}
+
+/// Without a place for the root: while the volume is in use, the volume itself knows.
+#[test]
+fn a_leg_that_is_put_back_while_the_volume_is_in_use_is_not_taken_by_a_change() {
+    let disks = [disk(BLOCKS, SIZE), place(), place()];
+    let graph = graph(&stack(""), &disks, Some(BLOCKS << SIZE.shift()), Reason::Create, &Arc::default()).unwrap();
+    let switch = Switch::new("test", Arc::clone(graph.volume()));
+    let mut used = Used { disks, graph, switch };
+    let before = write(&used.graph);
+    save(&used.graph).unwrap();
+    let image = whole(&used.disks[0]);
+    // What lies there as it should be is taken.
+    used.change(&stack("save-after=8s, ")).unwrap();
+    write(&used.graph);
+    save(&used.graph).unwrap();
+    let now = whole(&used.disks[0]);
+    put_back(&used.disks[0], &image);
+    let error = used.change(&stack("save-after=9s, ")).unwrap_err().to_string();
+    assert!(error.contains("it was put back, while the volume was in use, to what it was at save"), "{error}");
+    on_bench(&used.graph, |bench| {
+        assert_eq!(super::read(bench, 0), Err(BlockError::NotReady), "neither is it on the way back");
+    });
+    // Another volume of this key.
+    let (other, ..) = twice_written();
+    put_back(&used.disks[0], &whole(&other));
+    let error = used.change(&stack("save-after=9s, ")).unwrap_err().to_string();
+    assert!(error.contains("it has another volume than the one that is in use"), "{error}");
+    put_back(&used.disks[0], &now);
+    used.change(&stack("save-after=9s, ")).unwrap();
+    let Used { disks: [leg, ..], graph, switch } = used;
+    drop(switch);
+    close(graph);
+    // When it is closed nobody knows.
+    put_back(&leg, &image);
+    let volume = crate::testing::graph(&stack(""), &[leg], None, Reason::Open, &Arc::default()).unwrap();
+    on_bench(&volume, |bench| bench.expect(0, &before));
+    close(volume);
 }
 
 #[test]

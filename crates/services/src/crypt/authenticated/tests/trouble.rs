@@ -11,14 +11,14 @@ use millrace_block::{
 use super::{
     super::{
         header::Header,
-        layout::{LOG_PAGES, OFFSET, REGION, block_start, log_start, page_start},
+        layout::{LEVELS, LOG_PAGES, OFFSET, REGION, block_start, log_start, page_start},
         volume::Authenticated,
     },
     ILL, SEED, close, disk, fall_ill, kill, leg_blocks, nothing_is_called_changed, on_bench, open, open_stack, put_raw, raw,
     read, stack, write_ill,
 };
 use crate::{
-    Reason, Service,
+    LegOrigin, Mount, Reason, Service,
     crypt::tests::take_over,
     graph::Graph,
     legs,
@@ -195,7 +195,7 @@ fn a_save_that_fails_anywhere_loses_nothing() {
     }
 }
 
-fn save(graph: &Graph) -> Result<(), BlockError> {
+pub(super) fn save(graph: &Graph) -> Result<(), BlockError> {
     let service: Arc<dyn Any + Send + Sync> = Arc::<dyn Service>::clone(&graph.services("crypt")[0].1);
     let volume = service.downcast::<Authenticated>().unwrap();
     let epoch = volume.log.epoch().0;
@@ -788,6 +788,126 @@ fn a_death_behind_what_is_carried_over_keeps_nobody_out() {
     }
 }
 
+/// Pages of the tree, and after a crash of the log. A mirror may have read the wrong one of two.
+#[test]
+fn a_page_that_comes_over_badly_once_loses_nothing() {
+    let badly = |start: u64, pages: u64| {
+        let range = Some((Lba(start / 512), BlockCount(8 * pages)));
+        Rule { range, ..Rule::new(Requests::Read, When::Nth(1), Effect::Corrupt) }
+    };
+    for seed in 0..12 {
+        let faulty = FaultVolume::new(disk(400, SIZE), seed);
+        let graph = over(&faulty, Reason::Create);
+        let mut data = Vec::new();
+        on_bench(&graph, |bench| data = bench.write_random(0, 400));
+        close(graph);
+        for level in 0..LEVELS {
+            faulty.clear();
+            faulty.add(badly(page_start(level, 0, SIZE), 2));
+            let (before, graph) = (faulty.faults(), over(&faulty, Reason::Open));
+            on_bench(&graph, |bench| bench.expect(0, &data));
+            assert!(faulty.faults() > before, "level {level}");
+            nothing_is_called_changed(&graph);
+            kill(graph);
+        }
+        let graph = over(&faulty, Reason::Open);
+        // Several pages of the log, which are read together: one of them, or one behind them.
+        on_bench(&graph, |bench| data = bench.write_random(0, 400));
+        kill(graph);
+        let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(&faulty);
+        let epoch = Header::load(&leg).unwrap().unwrap().0.epoch;
+        faulty.clear();
+        faulty.add(badly(log_start(epoch, 0), 1));
+        let (before, graph) = (faulty.faults(), over(&faulty, Reason::Open));
+        assert!(faulty.faults() > before);
+        on_bench(&graph, |bench| bench.expect(0, &data));
+        nothing_is_called_changed(&graph);
+        close(graph);
+    }
+}
+
+/// Of the first write of a block nothing but the log comes to pass, and the process dies: it is zeroes.
+fn cut_in_the_first_write(faulty: &Arc<FaultVolume>, graph: Graph, lba: u64) -> Graph {
+    first_write_fails(faulty, &graph, lba);
+    kill(graph);
+    let graph = over(faulty, Reason::Open);
+    on_bench(&graph, |bench| bench.expect_zeroes(lba, 1));
+    nothing_is_called_changed(&graph);
+    graph
+}
+
+fn first_write_fails(faulty: &Arc<FaultVolume>, graph: &Graph, lba: u64) {
+    let range = Some((Lba(block_start(lba, SIZE) >> SIZE.shift()), BlockCount(1)));
+    faulty.add(Rule { range, ..failing(Requests::Write) });
+    on_bench(graph, |bench| assert!(bench.write(lba, &[7; 512]).is_err()));
+    faulty.clear();
+}
+
+/// What a format could not erase lies under blocks that were never written since; what was written since stays.
+#[test]
+fn what_a_format_has_not_erased_is_nobody_s() {
+    let cut_short = || {
+        let faulty = FaultVolume::new(disk(400, SIZE), SEED);
+        let graph = over(&faulty, Reason::Create);
+        on_bench(&graph, |bench| drop(bench.write_random(0, 400)));
+        faulty.add(failing(Requests::WriteZeroes));
+        assert!(graph.volume().format(SIZE).is_err());
+        faulty.clear();
+        on_bench(&graph, |bench| bench.expect_zeroes(0, 400));
+        (faulty, graph)
+    };
+    let lies_there = |faulty: &Arc<FaultVolume>| {
+        let leg: Arc<dyn Volume> = Arc::<FaultVolume>::clone(faulty);
+        raw(&leg, 300).iter().any(|byte| *byte != 0)
+    };
+    let is_told = |graph: &Graph| {
+        let facts = graph.services("crypt")[0].1.status().facts;
+        facts.iter().any(|(name, value)| name == "last format" && value.contains("not erased everywhere"))
+    };
+
+    // The process dies before anything is written: the next opening goes on with it.
+    let (faulty, graph) = cut_short();
+    assert!(is_told(&graph) && lies_there(&faulty) && graph.services("crypt")[0].1.has_erasure());
+    kill(graph);
+    let graph = over(&faulty, Reason::Open);
+    assert!(!is_told(&graph) && !lies_there(&faulty) && !graph.services("crypt")[0].1.has_erasure());
+    close(cut_in_the_first_write(&faulty, graph, 5));
+
+    // A change that fails, and mounts it again, makes nobody wait for that; the next opening goes on with it.
+    let (faulty, graph) = cut_short();
+    let service = Arc::clone(&graph.services("crypt")[0].1);
+    service.unmount().unwrap();
+    let mount = Mount { reason: Reason::Open, legs: vec![LegOrigin::Kept], previous: None, reformat: false };
+    service.mount(&mount).unwrap();
+    assert!(is_told(&graph) && lies_there(&faulty) && service.has_erasure());
+    on_bench(&graph, |bench| bench.expect_zeroes(0, 400));
+    drop(service);
+    close(graph);
+    let graph = over(&faulty, Reason::Open);
+    assert!(!is_told(&graph) && !lies_there(&faulty));
+    close(graph);
+
+    // The volume is used on.
+    let (faulty, graph) = cut_short();
+    let mut data = Vec::new();
+    on_bench(&graph, |bench| data = bench.write_random(200, 8));
+    first_write_fails(&faulty, &graph, 7);
+    on_bench(&graph, |bench| bench.expect_zeroes(7, 1));
+    let mut graph = cut_in_the_first_write(&faulty, graph, 5);
+    for _ in 0..2 {
+        assert!(is_told(&graph) && lies_there(&faulty));
+        on_bench(&graph, |bench| {
+            bench.expect(200, &data);
+            bench.expect_zeroes(0, 200);
+        });
+        close(graph);
+        graph = over(&faulty, Reason::Open);
+    }
+    graph.volume().format(SIZE).unwrap();
+    assert!(!is_told(&graph) && !lies_there(&faulty));
+    close(graph);
+}
+
 /// The leg has something else where blocks are to be: those that were never written are zeroes, whatever a crash leaves of one.
 #[test]
 fn what_was_on_the_leg_before_is_nobody_s() {
@@ -796,20 +916,6 @@ fn what_was_on_the_leg_before_is_nobody_s() {
         let len = (leg.geometry().bytes() - OFFSET) as usize;
         legs::write(&leg, OFFSET, vec![0xaa; len]).unwrap();
         FaultVolume::new(leg, SEED)
-    };
-    let cut_in_the_first_write = |faulty: &Arc<FaultVolume>, graph: Graph, lba: u64| {
-        let at = block_start(lba, SIZE) >> SIZE.shift();
-        faulty.add(Rule {
-            range: Some((Lba(at), BlockCount(1))),
-            ..Rule::new(Requests::Write, When::Always, Effect::Fail(FAULT))
-        });
-        on_bench(&graph, |bench| assert!(bench.write(lba, &[7; 512]).is_err()));
-        kill(graph);
-        faulty.clear();
-        let graph = over(faulty, Reason::Open);
-        on_bench(&graph, |bench| bench.expect_zeroes(lba, 1));
-        nothing_is_called_changed(&graph);
-        graph
     };
     let faulty = dirty();
     let graph = over(&faulty, Reason::Create);
