@@ -84,6 +84,8 @@ pub(crate) struct Sink {
     epoch: Cell<u32>,
     /// Somebody waits until nothing is in flight, and has waited long enough.
     hurried: Cell<bool>,
+    /// All I/O queues are being deleted.
+    deleting: Cell<bool>,
 }
 
 impl Sink {
@@ -95,6 +97,7 @@ impl Sink {
     pub(crate) fn begin_epoch(&self, epoch: u32) {
         self.epoch.set(epoch);
         self.hurried.set(false);
+        self.deleting.set(false);
     }
 
     /// Commands that go piece by piece are called off, or no more.
@@ -107,9 +110,19 @@ impl Sink {
         self.hurried.get()
     }
 
-    /// Whether a command's result is still waited for: its controller was not reset since, and its client is there.
+    /// All I/O queues are being deleted, and nobody waits for their commands; or no more.
+    pub(crate) fn delete_all(&self, on: bool) {
+        self.deleting.set(on);
+    }
+
+    /// Whether they are.
+    pub(crate) fn deletes_all(&self) -> bool {
+        self.deleting.get()
+    }
+
+    /// Whether an I/O command's result is still waited for: its controller was not reset since, its client is there, and its queue stays.
     pub(crate) fn wants(&self, token: CommandToken) -> bool {
-        self.epoch.get() == token.epoch
+        self.epoch.get() == token.epoch && !self.deleting.get()
     }
 
     /// Whether results wait for the next turn.
@@ -287,6 +300,9 @@ impl Controller {
         (self.turn_bytes, self.admin_bytes) = (TURN_BYTES, ADMIN_BYTES);
         let mut work = if self.sink.has_results() { self.reap() } else { 0 };
         self.call_off(cx);
+        if self.lifecycle.maps_until.is_some_and(|until| cx.now() >= until) {
+            self.lifecycle.maps_until = None;
+        }
         if self.port.is_some() {
             work += self.card_turn(cx);
         }
@@ -301,11 +317,16 @@ impl Controller {
             return work;
         }
         work += self.advance_phase(cx);
+        if self.lifecycle.maps_until.is_some() {
+            // No command of the guest's is in flight, and whatever is done now may touch memory that is about to come.
+            self.raise_interrupts(cx.now());
+            return work;
+        }
         if !self.again.is_empty() {
             work += self.redo(cx);
         }
         if self.phase == Phase::Ready {
-            if !self.lifecycle.paused && !self.lifecycle.held && self.again.is_empty() {
+            if self.lifecycle.takes() && self.again.is_empty() {
                 work += self.take_commands(cx);
             }
             stages::enter(Stage::Other);

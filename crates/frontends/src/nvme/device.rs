@@ -33,7 +33,7 @@ use super::{
     controller::Controller,
     keep::{Client as KeptClient, Kept, TakenClient},
     migration::SavedStateError,
-    registers::{Phase, Reset},
+    registers::{Lifecycle, Phase, Reset},
 };
 use crate::{hangup::is_gone, log_limit::LogLimit};
 
@@ -384,7 +384,8 @@ impl NvmeDevice {
             Ok(progress) => {
                 client.more = progress == Progress::More;
                 if progress == Progress::Idle {
-                    // Nothing is left that may belong to an unmap (the maps of the memory's other pieces).
+                    // Nothing is left that may belong to an unmap (the maps of the memory's other pieces); for what is not sent yet there is
+                    // `maps_until`.
                     self.controller.lifecycle.paused = self.controller.lifecycle.stopped;
                 }
                 self.watch(cx);
@@ -546,7 +547,9 @@ impl NvmeDevice {
         let retry = stuck.then(|| Instant::now() + RETRY);
         let waiting = if let Link::Connected(client) = &self.link { client.waiting } else { None };
         let due = waiting.and_then(Waiting::due);
-        [self.controller.interrupts.next_deadline(), retry, self.accept_again, due].into_iter().flatten().min()
+        let Lifecycle { call_off_again, maps_until, .. } = self.controller.lifecycle;
+        let interrupts = self.controller.interrupts.next_deadline();
+        [interrupts, retry, self.accept_again, due, call_off_again, maps_until].into_iter().flatten().min()
     }
 
     /// What a device on a card has to say beside others: while anything of its is in flight there, the shard naps and no longer, for
@@ -611,7 +614,7 @@ impl millrace_engine::Device for NvmeDevice {
         if self.is_busy() {
             return Readiness::Busy;
         }
-        let takes = !self.controller.lifecycle.paused && !self.controller.lifecycle.held;
+        let takes = self.controller.lifecycle.takes();
         if self.controller.port.is_some()
             && let Some(readiness) = self.arm_card(takes && self.controller.phase == Phase::Ready)
         {

@@ -20,8 +20,8 @@ use std::{
 
 use millrace_backends::MemoryVolume;
 use millrace_block::{
-    BlockCount, BlockSize, Geometry, IoOperation, METADATA_SIZE, Metadata, MetadataFormat, NO_METADATA, Operation, Request,
-    Step, TaggedRequest, TaskContext, Usage, Volume, VolumeError,
+    Asker, BlockCount, BlockError, BlockSize, Geometry, IoOperation, METADATA_SIZE, Metadata, MetadataFormat, NO_METADATA,
+    Operation, Request, Step, TaggedRequest, TaskContext, Usage, Volume, VolumeError,
 };
 use millrace_engine::{Shard, ShardConfig};
 use millrace_memory::{GuestAddress, Protection};
@@ -638,6 +638,88 @@ impl Volume for HeldVolume {
 
     fn erases_by_key(&self) -> bool {
         true
+    }
+}
+
+/// A volume whose requests stand in line until they are called off, as at a throttle that lets nothing through. A call concerns those that stand
+/// there then.
+pub(crate) struct Line {
+    inner: Arc<dyn Volume>,
+    /// Requests do not come to the line yet.
+    shut: AtomicBool,
+    came: AtomicUsize,
+    calls: AtomicUsize,
+}
+
+impl Line {
+    pub(crate) fn new(inner: Arc<dyn Volume>) -> Arc<Self> {
+        Arc::new(Self { inner, shut: AtomicBool::new(false), came: AtomicUsize::new(0), calls: AtomicUsize::new(0) })
+    }
+
+    /// Whether requests have to wait before they come to the line.
+    pub(crate) fn shut(&self, on: bool) {
+        self.shut.store(on, Ordering::SeqCst);
+    }
+
+    /// Requests that have come to the line.
+    pub(crate) fn came(&self) -> usize {
+        self.came.load(Ordering::SeqCst)
+    }
+
+    fn stand<'a>(&'a self, cx: TaskContext<'a>) -> Step<'a> {
+        Step::Wait(cx.scratch.place_future(async move {
+            while self.shut.load(Ordering::SeqCst) {
+                cx.io(IoOperation::Sleep(Duration::from_micros(50))).await;
+            }
+            let call = self.calls.load(Ordering::SeqCst);
+            self.came.fetch_add(1, Ordering::SeqCst);
+            while self.calls.load(Ordering::SeqCst) == call {
+                cx.io(IoOperation::Sleep(Duration::from_micros(50))).await;
+            }
+            Err(BlockError::CalledOff)
+        }))
+    }
+}
+
+impl Volume for Line {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn submit<'a>(&'a self, cx: TaskContext<'a>, _: Request<'a>) -> Step<'a> {
+        self.stand(cx)
+    }
+
+    fn metadata(&self) -> Metadata {
+        self.inner.metadata()
+    }
+
+    fn submit_tagged<'a>(&'a self, cx: TaskContext<'a>, _: TaggedRequest) -> Step<'a> {
+        self.stand(cx)
+    }
+
+    fn call_off(&self, _: Asker) {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        1024 + self.inner.scratch_bytes()
+    }
+
+    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
+        self.inner.resize(blocks)
+    }
+
+    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
+        self.inner.format(block_size)
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
     }
 }
 

@@ -14,7 +14,11 @@
 //! Each transition stores what was asked for first (CC), then what it changes, then what tells the guest (CSTS): a successor
 //! that finds the two at odds starts the transition again, and every one may be started again.
 
-use std::{cell::Cell, rc::Rc};
+use std::{
+    cell::Cell,
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
 use millrace_block::{BlockCount, BlockError, Lba, Operation, Request, Step};
 use millrace_engine::{Launch, ShardContext, TaskSlot, reaper};
@@ -33,6 +37,8 @@ pub(crate) const VERSION: Version = Version::V1_4;
 
 /// CAP.TO in 500 ms: disabling waits for the commands in flight.
 const TIMEOUT: u8 = 60;
+/// How soon commands that nobody waits for are called off again: one may come to a throttle later than the others.
+const CALL_OFF: Duration = Duration::from_millis(50);
 /// CAP.MPSMAX: 64 KiB.
 pub(crate) const MPS_MAX: u8 = 4;
 /// The fields of CC that exist here; CRIME does not, for CAP.CRMS says so.
@@ -81,11 +87,23 @@ pub(crate) struct Lifecycle {
     pub(crate) held: bool,
     /// It stands still, being migrated: nothing at all is done.
     pub(crate) stopped: bool,
+    /// Until when memory may yet come in the place of memory that went.
+    pub(crate) maps_until: Option<Instant>,
     /// Nobody waits any more for the commands in flight.
     pub(crate) called_off: bool,
+    /// When they are called off again.
+    pub(crate) call_off_again: Option<Instant>,
     /// A reset has ended in this process: of namespaces that were not there then, its host is another one.
     pub(crate) was_reset: bool,
     pub(crate) log: LogLimit,
+}
+
+impl Lifecycle {
+    /// Whether commands are taken while the controller is ready.
+    #[inline]
+    pub(crate) fn takes(&self) -> bool {
+        !self.paused && !self.held && self.maps_until.is_none()
+    }
 }
 
 /// A shutdown's flushes.
@@ -326,11 +344,26 @@ impl Controller {
         }
     }
 
-    /// Commands that nobody waits for any more, and that only wait for their turn (a throttle's), end at once.
+    /// Commands that nobody waits for any more, and that only wait for their turn (a throttle's), end at once; those that come to wait for
+    /// it later, a little later.
+    #[inline]
     pub(crate) fn call_off(&mut self, cx: &ShardContext<'_>) {
-        if !std::mem::take(&mut self.lifecycle.called_off) {
+        if self.lifecycle.called_off || self.lifecycle.call_off_again.is_some() {
+            self.call_off_slowly(cx);
+        }
+    }
+
+    #[cold]
+    fn call_off_slowly(&mut self, cx: &ShardContext<'_>) {
+        let called_off = std::mem::take(&mut self.lifecycle.called_off);
+        // Where the controller has failed or shuts down, deletions end with its reset.
+        let lasts = self.phase == Phase::Resetting || self.phase == Phase::Ready && self.sink.deletes_all();
+        let again = self.lifecycle.call_off_again.filter(|_| lasts);
+        if !called_off && again.is_none_or(|at| cx.now() < at) {
+            self.lifecycle.call_off_again = again;
             return;
         }
+        self.lifecycle.call_off_again = lasts.then(|| cx.now() + CALL_OFF);
         if let Some(port) = &mut self.port {
             port.call_off();
         }

@@ -115,6 +115,8 @@ pub struct DeviceStatus {
     pub connected: bool,
     /// Where it stands.
     pub phase: DevicePhase,
+    /// A fault of ours in it was contained: it does nothing any more.
+    pub fenced: bool,
     /// Queues that run.
     pub queues: usize,
     /// Requests under way.
@@ -283,13 +285,15 @@ impl VirtioBlkDevice {
             interrupts,
         } = self.disk.core.counters;
         let queues = self.disk.running();
+        let fenced = matches!(self.link, Link::Fenced);
         DeviceStatus {
             connected: matches!(self.link, Link::Connected(_)),
-            phase: match (self.disk.failed || matches!(self.link, Link::Fenced), queues) {
+            phase: match (self.disk.failed || fenced, queues) {
                 (true, _) => DevicePhase::Failed,
                 (false, 0) => DevicePhase::Stopped,
                 (false, _) => DevicePhase::Running,
             },
+            fenced,
             queues,
             in_flight: self.disk.under_way(),
             counters: DeviceCounters {

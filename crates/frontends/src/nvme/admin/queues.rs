@@ -67,6 +67,7 @@ impl Controller {
             return Err(Status::COMPLETION_QUEUE_INVALID);
         }
         self.create_sq(sqid, base, entries, cqid.0, cdw11.qprio().0);
+        self.call_off_deleted();
         self.begin_on_card(sqid);
         Ok(done(0))
     }
@@ -161,10 +162,13 @@ impl Controller {
         Ok(Outcome::Held)
     }
 
-    /// Requests are not told apart by their queues: those in flight are called off once no queue goes on.
+    /// Requests are not told apart by their queues: those in flight are called off once no queue goes on, and commands that go piece by
+    /// piece end at the next one. To be looked at whenever a queue comes or goes.
     fn call_off_deleted(&mut self) {
         let goes_on = |sqid| self.sq_exists(sqid) && self.sq(sqid).deleting.get() == 0;
-        self.lifecycle.called_off |= !self.admin.deletions.is_empty() && !(1..=self.config.queues).any(goes_on);
+        let all = !self.admin.deletions.is_empty() && !(1..=self.config.queues).any(goes_on);
+        self.sink.delete_all(all);
+        self.lifecycle.called_off |= all;
     }
 
     /// Removes queues whose last command has completed.
@@ -175,6 +179,9 @@ impl Controller {
             self.remove_sq(sqid);
             self.complete(token, Completion::SUCCESS);
             work += 1;
+        }
+        if work > 0 {
+            self.call_off_deleted();
         }
         work
     }

@@ -52,7 +52,7 @@ impl Controller {
     pub(crate) fn card_turn(&mut self, cx: &mut ShardContext<'_>) -> usize {
         self.reconcile();
         let mut work = 0;
-        let takes = !self.lifecycle.paused && !self.lifecycle.held && !self.lifecycle.stopped;
+        let takes = self.lifecycle.takes() && !self.lifecycle.stopped;
         if self.phase == Phase::Ready && takes {
             work += self.ring_card();
         }

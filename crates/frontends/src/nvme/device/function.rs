@@ -30,6 +30,10 @@ const DOORBELL_AREAS: [MmapArea; 1] = [MmapArea { offset: offset::DOORBELLS, siz
 const PATIENCE: Duration = Duration::from_secs(2);
 /// From then on, how often those are looked for that can be called off.
 const IMPATIENCE: Duration = Duration::from_millis(50);
+/// How long no command is taken after the first part of a guest's memory has gone: QEMU changes a memory map by one message for each part, and
+/// its guest runs meanwhile. A command that names what is about to come again would fail. What goes or comes meanwhile does not prolong it:
+/// a guest that gives memory back piece by piece would have no disk for as long.
+const MAPS: Duration = Duration::from_millis(2);
 
 /// What a client waits for until nothing is in flight.
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +95,10 @@ fn unmap(controller: &mut Controller, what: DmaUnmap) -> Result<(), Errno> {
     controller.sink.hurry(false);
     controller.caches.forget_translations();
     controller.drained();
+    // A program changes what it maps all the time, and knows itself which of its commands use it.
+    if !controller.config.session {
+        controller.lifecycle.maps_until.get_or_insert_with(|| Instant::now() + MAPS);
+    }
     Ok(())
 }
 

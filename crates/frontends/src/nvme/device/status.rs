@@ -13,6 +13,10 @@ pub struct DeviceStatus {
     pub clients: u64,
     /// Where the controller stands.
     pub phase: DevicePhase,
+    /// A fault of ours in it was contained: it does nothing any more.
+    pub fenced: bool,
+    /// Two workers in a row ended while they worked for it, by faults of ours: it is not served before its client has left.
+    pub out_of_service: bool,
     /// I/O submission queues that the guest has created.
     pub queues: u32,
     /// Commands accepted and not completed.
@@ -125,6 +129,8 @@ impl NvmeDevice {
                 Phase::ShuttingDown => DevicePhase::ShutDown,
                 Phase::Failed => DevicePhase::Failed,
             },
+            fenced: matches!(self.link, Link::Fenced),
+            out_of_service: controller.is_out_of_service(),
             queues: (1..=controller.config.queues).filter(|&sqid| controller.sq_exists(sqid)).count() as u32,
             in_flight: controller.in_flight,
             counters: controller.counters.into(),

@@ -219,10 +219,7 @@ async fn copy_across(
     writer.check_wanted()?;
     let namespace = &writer.attached.namespace;
     // The gate before the buffer: a write inside may wait for a buffer.
-    let _entered = namespace.gate.enter(cx, gate::range(to, count)).await;
-    if !namespace.rights_of(&writer.host).contain(Rights::WRITE) {
-        return Err(Failure::Reservation);
-    }
+    let _entered = writer.enter(cx, to, count).await?;
     let buffer = cx.buffers.take().await;
     check_wanted(writer.finish, &source.attached)?;
     source.attached.namespace.unchanged(&writer.geometry)?;

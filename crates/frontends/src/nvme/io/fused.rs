@@ -7,7 +7,7 @@
 
 use std::rc::Rc;
 
-use millrace_block::{Metadata, Operation, Request};
+use millrace_block::{BlockError, Metadata, Operation, Request};
 use millrace_engine::TaskSlot;
 use millrace_memory::Segment;
 use millrace_nvme_spec::{
@@ -29,7 +29,7 @@ use super::{
     long::Failure,
     protect::Protection,
     tagged::carry_out_either,
-    task::{Finish, wait},
+    task::{Finish, of_result, wait},
 };
 
 /// First commands that wait for their second. At most one for each submission queue.
@@ -229,7 +229,13 @@ impl Controller {
             let second = Finish::new(attached, sink, second);
             wait(cx, async move {
                 let namespace = &attached.namespace;
-                let _locked = namespace.gate.lock(cx, blocks.range()).await;
+                let locked = namespace.gate.lock(cx, blocks.range(), || second.goes_on()).await;
+                let Some(_locked) = locked else {
+                    let off = of_result(Err(BlockError::CalledOff));
+                    let is_whole = first.is_some();
+                    end(first, off);
+                    return second.complete(if is_whole { Completion::error(Status::ABORTED_FAILED_FUSED) } else { off });
+                };
                 if !compared && !namespace.rights_of(&host).contain(Rights::ALL) {
                     end(first, Completion::error(Status::RESERVATION_CONFLICT));
                     return second.complete(Completion::error(Status::ABORTED_FAILED_FUSED));
@@ -239,7 +245,10 @@ impl Controller {
                 let compare = request(Operation::Compare, data);
                 let result = match namespace.unchanged(&blocks.geometry) {
                     Ok(()) if compared => Ok(()),
-                    Ok(()) => carry_out_either(cx, attached, compare, blocks, expected.map(|it| (it, &**tags))).await,
+                    Ok(()) => {
+                        let tagged = expected.map(|it| (it, &**tags));
+                        carry_out_either(cx, attached, compare, blocks, tagged, &second).await
+                    }
                     Err(error) => Err(error.into()),
                 };
                 if result.is_ok() {
@@ -252,7 +261,7 @@ impl Controller {
                     return second.complete(Completion::error(Status::ABORTED_FAILED_FUSED));
                 }
                 let tagged = protection.map(|protection| (protection, metadata));
-                let result = carry_out_either(cx, attached, request(write, segments), blocks, tagged).await;
+                let result = carry_out_either(cx, attached, request(write, segments), blocks, tagged, &second).await;
                 if result.is_ok() {
                     namespace.written(Ok(()), blocks.lba, blocks.count);
                 }

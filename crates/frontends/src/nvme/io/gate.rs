@@ -18,13 +18,15 @@
 //! write steps back, or the drain waits for it.
 //!
 //! Who must wait looks again on a later turn of its shard: pairs are rare, and a waker cannot cross shards. A task holds no
-//! bounce buffer while it waits here, because a write inside may need one.
+//! bounce buffer while it waits here, because a write inside may need one. It waits for other guests' requests, too, which may take for ever:
+//! so it looks each time whether it is still to wait, and a guest's reset ends whatever of its own stands here. A drain that ends so is owed
+//! yet: what it waited for may still be under way, which whoever asks how things stand must not be told otherwise.
 
 use std::{
     cell::Cell,
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -80,9 +82,17 @@ pub(crate) struct WriteGate {
     state: AtomicU64,
     lanes: [Lane; LANES],
     pairs: Mutex<Vec<Range>>,
+    /// A drain was cut short, and none has come to its end since.
+    owed: AtomicBool,
 }
 
 impl WriteGate {
+    /// Whether a drain was cut short: writes from before it may be under way yet.
+    pub(super) fn owes_drain(&self) -> bool {
+        // Acquire: with it comes what the drain was for.
+        self.owed.load(Ordering::Acquire)
+    }
+
     fn pairs(&self) -> MutexGuard<'_, Vec<Range>> {
         self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -133,36 +143,49 @@ impl WriteGate {
         self.lanes.iter().all(|lane| lane.0.load(Ordering::SeqCst) == 0)
     }
 
-    /// Enters for a write, waiting for pairs in the way.
-    pub(super) async fn enter(&self, cx: TaskContext<'_>, range: Range) -> Entered<'_> {
+    /// Enters for a write, waiting for pairs in the way while `goes_on` says so; `None` when it does no more.
+    pub(super) async fn enter(&self, cx: TaskContext<'_>, range: Range, goes_on: impl Fn() -> bool) -> Option<Entered<'_>> {
         let mut tries = 0;
-        loop {
+        while goes_on() {
             if let Some(entered) = self.try_enter(range) {
-                return entered;
+                return Some(entered);
             }
             pause(cx, &mut tries).await;
         }
+        None
     }
 
-    /// Locks a range for a pair: until the lock is dropped, no write overlaps it.
-    pub(super) async fn lock(&self, cx: TaskContext<'_>, range: Range) -> PairLock<'_> {
+    /// Locks a range for a pair: until the lock is dropped, no write overlaps it. `None` as in [`enter`](Self::enter).
+    pub(super) async fn lock(&self, cx: TaskContext<'_>, range: Range, goes_on: impl Fn() -> bool) -> Option<PairLock<'_>> {
         let mut tries = 0;
         while !self.begin(Some(range)) {
+            if !goes_on() {
+                return None;
+            }
             pause(cx, &mut tries).await;
         }
         let lock = PairLock { gate: self, range };
-        self.drained(cx, |_| true).await;
-        lock
+        let drained = self.drained(cx, |_| true, goes_on).await;
+        drained.then_some(lock)
     }
 
-    /// Waits until every write and every pair that is inside now has left.
-    pub(super) async fn drain(&self, cx: TaskContext<'_>) {
+    /// Waits until every write and every pair that is inside now has left; `false`: `goes_on` has said no before, and it is
+    /// [owed](Self::owes_drain).
+    pub(super) async fn drain(&self, cx: TaskContext<'_>, goes_on: impl Fn() -> bool) -> bool {
         let mut tries = 0;
         while !self.begin(None) {
+            if !goes_on() {
+                self.owed.store(true, Ordering::Release);
+                return false;
+            }
             pause(cx, &mut tries).await;
         }
         // No pair begins meanwhile, and one that runs needs nothing of the gate.
-        self.drained(cx, |state| state == DRAIN).await;
+        let drained = self.drained(cx, |state| state == DRAIN, goes_on).await;
+        if !drained {
+            self.owed.store(true, Ordering::Release);
+        }
+        drained
     }
 
     /// Closes the gate for a drain; false when it must be tried again.
@@ -178,13 +201,22 @@ impl WriteGate {
         true
     }
 
-    /// Waits for the writes inside, and for a state that will do; then opens the gate.
-    async fn drained(&self, cx: TaskContext<'_>, will_do: fn(u64) -> bool) {
+    /// Waits for the writes inside, and for a state that will do, while it is to go on; then opens the gate. Whether they have left.
+    async fn drained(&self, cx: TaskContext<'_>, will_do: fn(u64) -> bool, goes_on: impl Fn() -> bool) -> bool {
         let _open = Opener(self);
         let mut tries = 0;
-        while !self.is_empty() || !will_do(self.state.load(Ordering::Acquire)) {
+        while goes_on() {
+            let state = self.state.load(Ordering::Acquire);
+            if self.is_empty() && will_do(state) {
+                if state == DRAIN {
+                    // Nothing is inside. While the gate is closed: a drain that is owed from now on is another one.
+                    self.owed.store(false, Ordering::Relaxed);
+                }
+                return true;
+            }
             pause(cx, &mut tries).await;
         }
+        false
     }
 }
 

@@ -51,8 +51,6 @@ pub(super) enum Failure {
     Reservation,
     /// The namespace was detached since, and its volume may be another one's.
     Detached,
-    /// Nobody waits for the command any more.
-    Unwanted,
 }
 
 impl From<BlockError> for Failure {
@@ -68,8 +66,6 @@ impl From<Failure> for Completion {
             Failure::Check(status) => Self::error(status),
             Failure::Reservation => Self::error(Status::RESERVATION_CONFLICT),
             Failure::Detached => Self::error(Status::INVALID_NAMESPACE_OR_FORMAT),
-            // Its queue is gone; nobody sees it.
-            Failure::Unwanted => Self::error(Status::ABORTED_SQ_DELETION),
         }
     }
 }
@@ -83,12 +79,8 @@ impl Failure {
 
 /// Whether a command goes on with this namespace.
 pub(super) fn check_wanted(finish: &Finish<'_>, attached: &Attached) -> Result<(), Failure> {
-    match (finish.is_wanted(), attached.gone.get()) {
-        (false, _) => Err(Failure::Unwanted),
-        (true, true) => Err(Failure::Detached),
-        (true, false) if finish.is_hurried() => Err(Failure::Volume(BlockError::CalledOff)),
-        (true, false) => Ok(()),
-    }
+    finish.check()?;
+    if attached.gone.get() { Err(Failure::Detached) } else { Ok(()) }
 }
 
 impl Writer<'_> {
@@ -102,10 +94,7 @@ impl Writer<'_> {
     ) -> Result<(), Failure> {
         self.check_wanted()?;
         let namespace = &self.attached.namespace;
-        let _entered = namespace.gate.enter(cx, gate::range(lba, count)).await;
-        if !namespace.rights_of(&self.host).contain(Rights::WRITE) {
-            return Err(Failure::Reservation);
-        }
+        let _entered = self.enter(cx, lba, count).await?;
         namespace.unchanged(&self.geometry)?;
         let request = Request { operation, lba, count, segments: &[] };
         let result = self.attached.volume.submit(cx, request).await;
@@ -119,6 +108,22 @@ impl Writer<'_> {
     /// Whether it is worth going on.
     pub(super) fn check_wanted(&self) -> Result<(), Failure> {
         check_wanted(self.finish, self.attached)
+    }
+
+    /// Enters the gate for a piece, if it may still be written then.
+    pub(super) async fn enter(
+        &self,
+        cx: TaskContext<'_>,
+        lba: Lba,
+        count: BlockCount,
+    ) -> Result<gate::Entered<'_>, Failure> {
+        let namespace = &self.attached.namespace;
+        let entered = namespace.gate.enter(cx, gate::range(lba, count), || self.finish.goes_on()).await;
+        let entered = entered.ok_or(BlockError::CalledOff)?;
+        if !namespace.rights_of(&self.host).contain(Rights::WRITE) {
+            return Err(Failure::Reservation);
+        }
+        Ok(entered)
     }
 
     /// Carries out an operation on a range that was checked.
@@ -280,8 +285,13 @@ impl Controller {
         Ok(self.outcome(token, launched))
     }
 
-    /// Write Uncorrectable.
-    pub(super) fn write_uncorrectable(&mut self, sqe: &Sqe) -> Result<Outcome, Status> {
+    /// Write Uncorrectable: through the gate as a write, so that whom a reservation has shut out marks nothing any more.
+    pub(super) fn write_uncorrectable(
+        &mut self,
+        slot: TaskSlot<'_>,
+        token: CommandToken,
+        sqe: &Sqe,
+    ) -> Result<Outcome, Status> {
         let attached = Rc::clone(self.namespace(sqe.nsid)?);
         let geometry = attached.namespace.volume.geometry();
         let blocks = Blocks::of(&geometry, sqe)?;
@@ -289,11 +299,33 @@ impl Controller {
         self.check_rights(&attached, Rights::WRITE)?;
         self.counters.write_commands += 1;
         self.count_moved(CHANGE_BYTES);
-        if attached.namespace.uncorrectable.mark(blocks.lba, blocks.count) {
-            Ok(Outcome::Done(Completion::SUCCESS))
-        } else {
-            Err(Status::WRITE_FAULT)
-        }
+        let (host, sink) = (self.host_key(), &self.sink);
+        let launched = slot.run(|cx| {
+            let attached = cx.scratch.keep(attached);
+            if let Some(_entered) = attached.namespace.gate.try_enter(blocks.range()) {
+                return Launch::Done(mark(attached, &host, &blocks));
+            }
+            let finish = Finish::new(attached, sink, token);
+            wait(cx, async move {
+                let entered = attached.namespace.gate.enter(cx, blocks.range(), || finish.goes_on()).await;
+                let Some(_entered) = entered else { return finish.end(Err(BlockError::CalledOff)) };
+                finish.complete(mark(attached, &host, &blocks));
+            })
+        });
+        Ok(self.outcome(token, launched))
+    }
+}
+
+/// Marks blocks as uncorrectable, inside the gate: a reservation, or the volume's shape, may have changed since the command was checked.
+fn mark(attached: &Attached, host: &HostKey, blocks: &Blocks) -> Completion {
+    let namespace = &attached.namespace;
+    if !namespace.rights_of(host).contain(Rights::WRITE) {
+        return Failure::Reservation.into();
+    }
+    match namespace.unchanged(&blocks.geometry) {
+        Ok(()) if namespace.uncorrectable.mark(blocks.lba, blocks.count) => Completion::SUCCESS,
+        Ok(()) => Completion::error(Status::WRITE_FAULT),
+        Err(error) => of_result(Err(error)),
     }
 }
 

@@ -148,11 +148,11 @@ impl Controller {
             NvmOpcode::DATASET_MANAGEMENT => self.dataset_management(slot, token, sqe),
             NvmOpcode::VERIFY => self.verify(slot, token, sqe),
             NvmOpcode::COPY => self.copy(slot, token, sqe),
-            NvmOpcode::WRITE_UNCORRECTABLE => self.write_uncorrectable(sqe),
+            NvmOpcode::WRITE_UNCORRECTABLE => self.write_uncorrectable(slot, token, sqe),
             NvmOpcode::RESERVATION_REGISTER => self.reservation_register(slot, token, sqe),
             NvmOpcode::RESERVATION_ACQUIRE => self.reservation_acquire(slot, token, sqe),
             NvmOpcode::RESERVATION_RELEASE => self.reservation_release(slot, token, sqe),
-            NvmOpcode::RESERVATION_REPORT => self.reservation_report(sqe),
+            NvmOpcode::RESERVATION_REPORT => self.reservation_report(slot, token, sqe),
             _ => Err(Status::INVALID_OPCODE),
         };
         outcome.unwrap_or_else(|status| Outcome::Done(Completion::error(status)))

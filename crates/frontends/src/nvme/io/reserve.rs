@@ -2,8 +2,9 @@
 
 use std::{rc::Rc, sync::Arc};
 
-use millrace_engine::TaskSlot;
-use millrace_memory::Access;
+use millrace_block::BlockError;
+use millrace_engine::{Launch, TaskSlot};
+use millrace_memory::{Access, Segment};
 use millrace_nvme_spec::{
     command::Sqe,
     reservation::{
@@ -85,8 +86,14 @@ impl Controller {
         })
     }
 
-    /// Reservation Report.
-    pub(super) fn reservation_report(&mut self, sqe: &Sqe) -> Result<Outcome, Status> {
+    /// Reservation Report. Where whoever made a change was reset before the writes from before it had ended, it waits for them in his place: he
+    /// learns by it that the change is made.
+    pub(super) fn reservation_report(
+        &mut self,
+        slot: TaskSlot<'_>,
+        token: CommandToken,
+        sqe: &Sqe,
+    ) -> Result<Outcome, Status> {
         let attached = self.reserving(sqe)?;
         let extended = ReportCdw11::from_bits(sqe.cdw11).eds();
         if extended != self.host_key().is_extended() {
@@ -97,11 +104,27 @@ impl Controller {
         self.check_size(asked)?;
         // An SGL describes all that was asked for; nothing beyond the report's end is written (Base 7.8, NUMD).
         self.resolve(sqe, asked, Access::Write)?;
-        let report = attached.namespace.reservations().now().report(extended);
         self.counters.other_commands += 1;
         self.count_moved(asked);
-        data::copy_out(&self.segments, &report);
-        Ok(Outcome::Done(Completion::SUCCESS))
+        let (sink, segments) = (&self.sink, &self.segments);
+        let launched = slot.run(|cx| {
+            if !attached.namespace.gate.owes_drain() {
+                report_into(segments, &attached.namespace, extended);
+                return Launch::Done(Completion::SUCCESS);
+            }
+            let attached = cx.scratch.keep(attached);
+            let segments = cx.scratch.copy_slice(segments);
+            let finish = Finish::of_reader(attached, sink, token);
+            wait(cx, async move {
+                // It changes nothing, so it may end early: its host asks again.
+                if !attached.namespace.gate.drain(cx, || finish.goes_on()).await {
+                    return finish.end(Err(BlockError::CalledOff));
+                }
+                report_into(segments, &attached.namespace, extended);
+                finish.end(Ok(()));
+            })
+        });
+        Ok(self.outcome(token, launched))
     }
 
     /// The namespace of a command about its reservations: one that can have some, as Identify says (RESCAP).
@@ -192,10 +215,19 @@ impl Controller {
             let attached = cx.scratch.keep(attached);
             let finish = Finish::new(attached, sink, token);
             wait(cx, async move {
-                attached.namespace.gate.drain(cx).await;
-                finish.complete(Completion::SUCCESS);
+                // Other guests' writes may take for ever, and this guest may be reset meanwhile: then who asks for the report waits for them.
+                // Who only waits for this command's end gets no early one: the change is made, and its host must not take an error for a
+                // change that is not.
+                let drained = attached.namespace.gate.drain(cx, || finish.is_wanted()).await;
+                finish.end(if drained { Ok(()) } else { Err(BlockError::CalledOff) });
             })
         });
         Ok(self.outcome(token, launched))
     }
+}
+
+/// What is registered and reserved now, to the guest.
+fn report_into(segments: &[Segment], namespace: &Namespace, extended: bool) {
+    let report = namespace.reservations().now().report(extended);
+    data::copy_out(segments, &report);
 }

@@ -222,8 +222,14 @@ fn unchanged(namespace: &Namespace, geometry: &Geometry, format: MetadataFormat)
     if namespace.volume.metadata() == Metadata::Shown(format) { Ok(()) } else { Err(BlockError::NotReady) }
 }
 
-/// Carries out a read, write or compare; a write inside the gate.
-pub(super) async fn carry_out(cx: TaskContext<'_>, attached: &Attached, transfer: &Transfer<'_>) -> Result<(), Failure> {
+/// Carries out a read, write or compare; a write inside the gate. Whoever has waited for a buffer may find that nobody waits for the command any
+/// more: it is not to stand at a throttle then.
+pub(super) async fn carry_out(
+    cx: TaskContext<'_>,
+    attached: &Attached,
+    transfer: &Transfer<'_>,
+    finish: &Finish<'_>,
+) -> Result<(), Failure> {
     let Transfer { operation, blocks, protection, .. } = *transfer;
     unchanged(&attached.namespace, &blocks.geometry, protection.format)?;
     let is_long = blocks.count.0 > in_buffer(&blocks.geometry);
@@ -231,6 +237,7 @@ pub(super) async fn carry_out(cx: TaskContext<'_>, attached: &Attached, transfer
         let mut guest = Guest::of(transfer);
         for (first, count) in pieces(&blocks.geometry, blocks.count) {
             let piece = Piece::take(cx, &blocks.geometry, blocks.lba, count).await;
+            finish.check()?;
             piece.gather(&mut guest, first).map_err(Failure::Check)?;
             drop(piece);
             yield_now().await;
@@ -239,6 +246,7 @@ pub(super) async fn carry_out(cx: TaskContext<'_>, attached: &Attached, transfer
     let mut guest = Guest::of(transfer);
     for (first, count) in pieces(&blocks.geometry, blocks.count) {
         let piece = Piece::take(cx, &blocks.geometry, Lba(blocks.lba.0 + first), count).await;
+        finish.check()?;
         if operation.is_write() {
             piece.gather(&mut guest, first).map_err(Failure::Check)?;
             piece.submit(cx, attached, operation).await?;
@@ -264,12 +272,13 @@ pub(super) async fn carry_out_either(
     request: Request<'_>,
     blocks: Blocks,
     tagged: Option<(Protection, &[Segment])>,
+    finish: &Finish<'_>,
 ) -> Result<(), Failure> {
     match tagged {
         None => Ok(attached.volume.submit(cx, request).await?),
         Some((protection, metadata)) => {
             let transfer = Transfer { operation: request.operation, blocks, protection, data: request.segments, metadata };
-            cx.scratch.place_future(carry_out(cx, attached, &transfer)).await
+            cx.scratch.place_future(carry_out(cx, attached, &transfer, finish)).await
         }
     }
 }
@@ -286,6 +295,7 @@ pub(super) async fn verify(
         check_wanted(finish, attached)?;
         unchanged(&attached.namespace, &blocks.geometry, protection.format)?;
         let piece = Piece::take(cx, &blocks.geometry, Lba(blocks.lba.0 + first), count).await;
+        finish.check()?;
         piece.submit(cx, attached, Operation::Read).await?;
         (0..count).try_for_each(|number| piece.check(&protection, number, first)).map_err(Failure::Check)?;
         drop(piece);
@@ -306,6 +316,7 @@ pub(super) async fn zero(
         let lba = Lba(blocks.lba.0 + first);
         let _entered = enter(cx, writer, lba, count, protection.format).await?;
         let piece = Piece::take(cx, &blocks.geometry, lba, count).await;
+        writer.finish.check()?;
         piece.data.fill(0);
         piece.metadata.fill(0);
         if protection.acts() {
@@ -344,6 +355,7 @@ pub(super) async fn copy(
         check_wanted(writer.finish, source)?;
         unchanged(&source.namespace, &writer.geometry, sides.read.format)?;
         let mut piece = Piece::take(cx, &writer.geometry, from, count).await;
+        writer.finish.check()?;
         piece.submit(cx, source, Operation::Read).await?;
         let before = sides.before + first;
         for number in 0..count {
@@ -365,19 +377,15 @@ pub(super) async fn copy(
 /// Enters the gate for a piece of a long command, if it may still be written.
 async fn enter<'w>(
     cx: TaskContext<'_>,
-    writer: &Writer<'w>,
+    writer: &'w Writer<'_>,
     lba: Lba,
     count: u64,
     format: MetadataFormat,
 ) -> Result<gate::Entered<'w>, Failure> {
     writer.check_wanted()?;
-    let namespace = &writer.attached.namespace;
     // The gate before the buffer: a write inside may wait for a buffer.
-    let entered = namespace.gate.enter(cx, gate::range(lba, BlockCount(count))).await;
-    if !namespace.rights_of(&writer.host).contain(Rights::WRITE) {
-        return Err(Failure::Reservation);
-    }
-    unchanged(namespace, &writer.geometry, format)?;
+    let entered = writer.enter(cx, lba, BlockCount(count)).await?;
+    unchanged(&writer.attached.namespace, &writer.geometry, format)?;
     Ok(entered)
 }
 
@@ -389,13 +397,20 @@ async fn write(cx: TaskContext<'_>, writer: &Writer<'_>, piece: &Piece, operatio
 }
 
 /// A write of one command, with the rights that hold inside the gate.
-async fn write_inside(cx: TaskContext<'_>, attached: &Attached, host: &HostKey, transfer: &Transfer<'_>) -> Completion {
+async fn write_inside(
+    cx: TaskContext<'_>,
+    attached: &Attached,
+    host: &HostKey,
+    transfer: &Transfer<'_>,
+    finish: &Finish<'_>,
+) -> Completion {
     let (namespace, blocks) = (&attached.namespace, transfer.blocks);
-    let _entered = namespace.gate.enter(cx, blocks.range()).await;
+    let entered = namespace.gate.enter(cx, blocks.range(), || finish.goes_on()).await;
+    let Some(_entered) = entered else { return Failure::Volume(BlockError::CalledOff).into() };
     if !namespace.rights_of(host).contain(Rights::WRITE) {
         return Failure::Reservation.into();
     }
-    let result = carry_out(cx, attached, transfer).await;
+    let result = carry_out(cx, attached, transfer, finish).await;
     if result.is_ok() {
         namespace.written(Ok(()), blocks.lba, blocks.count);
     }
@@ -426,9 +441,9 @@ impl Controller {
             let finish = Finish::new(attached, sink, token);
             wait(cx, async move {
                 let completion = if is_write {
-                    write_inside(cx, attached, &host, &transfer).await
+                    write_inside(cx, attached, &host, &transfer, &finish).await
                 } else {
-                    Failure::completion(carry_out(cx, attached, &transfer).await)
+                    Failure::completion(carry_out(cx, attached, &transfer, &finish).await)
                 };
                 finish.complete(completion);
             })

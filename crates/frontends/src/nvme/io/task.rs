@@ -106,9 +106,14 @@ impl<'a> Finish<'a> {
         self.sink.wants(self.token)
     }
 
-    /// Whether it is to end early, and to be tried again.
-    pub(super) fn is_hurried(&self) -> bool {
-        self.sink.is_hurried()
+    /// Whether it goes on: somebody waits for it, and nobody for its end alone.
+    pub(super) fn goes_on(&self) -> bool {
+        self.is_wanted() && !self.sink.is_hurried()
+    }
+
+    /// The error that it ends with where it does not.
+    pub(super) fn check(&self) -> Result<(), BlockError> {
+        if self.goes_on() { Ok(()) } else { Err(BlockError::CalledOff) }
     }
 
     pub(super) fn end(self, result: Result<(), BlockError>) {

@@ -1,6 +1,7 @@
 //! Commands from a guest's queue to a volume and back.
 
 mod bad;
+mod called_off;
 mod copies;
 mod long;
 mod oracle;

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use millrace_block::{BlockCount, Lba, Metadata, Operation, Request, Step};
+use millrace_block::{BlockCount, BlockError, Lba, Metadata, Operation, Request, Step};
 use millrace_engine::{Launch, TaskSlot};
 use millrace_memory::Access;
 use millrace_nvme_spec::{
@@ -119,7 +119,8 @@ impl Controller {
                 let finish = Finish::new(attached, &this.sink, token);
                 let host = this.host_key();
                 return wait(cx, async move {
-                    let _entered = namespace.gate.enter(cx, blocks.range()).await;
+                    let entered = namespace.gate.enter(cx, blocks.range(), || finish.goes_on()).await;
+                    let Some(_entered) = entered else { return finish.end(Err(BlockError::CalledOff)) };
                     if !namespace.rights_of(&host).contain(Rights::WRITE) {
                         return finish.complete(Completion::error(Status::RESERVATION_CONFLICT));
                     }

@@ -1,19 +1,23 @@
 //! Creating and deleting queues; shadow doorbells.
 
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, atomic::Ordering};
 
-use millrace_block::BlockSize;
+use millrace_backends::{
+    MemoryVolume,
+    fault::{FaultVolume, Kind},
+};
+use millrace_block::{BlockSize, Volume};
 use millrace_nvme_spec::{
     admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11, DeleteQueueCdw10},
     command::{DataPointer, QueueId, Sqe},
     features::{FeatureId, NumberOfQueuesFeature},
-    opcode::AdminOpcode,
+    opcode::{AdminOpcode, NvmOpcode},
     registers::offset,
     status::Status,
 };
 
 use super::{
-    super::super::fixture::{FakeGuest, MEMORY_BASE, MEMORY_SIZE, PAGE, identity},
+    super::super::fixture::{FakeGuest, HeldVolume, MEMORY_BASE, MEMORY_SIZE, PAGE, identity, sqe},
     super::super::namespace::Namespace,
     Gated, admin, boot_with_all, code, expect, read_block,
 };
@@ -204,6 +208,31 @@ fn commands_are_called_off_when_the_last_queue_goes() {
         }
         volume.open();
     }
+}
+
+#[test]
+fn a_long_command_ends_when_the_last_queue_goes() {
+    let mut guest = FakeGuest::boot();
+    let fault = FaultVolume::new(MemoryVolume::create("inner", 8 << 20, BlockSize::B512).expect("a volume"), 1);
+    let volume = HeldVolume::new(Arc::clone(&fault) as Arc<dyn Volume>);
+    guest.add_namespace(1, &Namespace::new(Arc::clone(&volume) as Arc<dyn Volume>, identity(1), false));
+    guest.create_queues(1, 16);
+    volume.hold();
+    let mut verify = sqe(NvmOpcode::VERIFY.0, 1);
+    verify.cdw12 = (8 << 20) / 512 - 1;
+    let cid = guest.submit(1, verify);
+    guest.step_until("its first piece", |_| volume.waiting() == 1);
+    let deletion = guest.submit(0, delete(DELETE_SQ, 1));
+    (0..20).for_each(|_| _ = guest.step());
+    volume.release();
+    assert_eq!(code(&guest.wait_for(0, deletion)), Status::SUCCESS);
+    let status = guest.wait_for(1, cid).status();
+    assert_eq!((status.code(), status.dnr()), (Status::ABORTED_SQ_DELETION, false));
+    assert_eq!(fault.requests(Kind::Read), 1, "no piece after it");
+    // Commands of new queues are wanted again.
+    expect(&mut guest, delete(DELETE_CQ, 1), Status::SUCCESS);
+    guest.create_queues(1, 16);
+    assert_eq!(code(&guest.command(1, verify)), Status::SUCCESS);
 }
 
 #[test]

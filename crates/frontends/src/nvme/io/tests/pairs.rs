@@ -1,6 +1,7 @@
 //! Fused Compare and Write.
 
 use super::*;
+use crate::nvme::fixture::HeldVolume;
 
 /// A pair on `slba`: compare with `old`, write `new`. Returns their identifiers; not rung.
 pub(super) fn push_pair(guest: &mut FakeGuest, slba: u64, old: &[u8], new: &[u8]) -> [u16; 2] {
@@ -119,6 +120,29 @@ fn no_write_comes_between() {
         succeeds(guest.wait_for(1, cid));
     }
     assert_eq!(read(&mut guest, 8, 2048), [&[0; 512][..], &[2; 1536]].concat());
+}
+
+#[test]
+fn blocks_of_a_pair_are_not_marked_before_it_has_ended() {
+    let mut guest = FakeGuest::boot();
+    let held = HeldVolume::new(MemoryVolume::create("inner", SIZE, BlockSize::B512).expect("a volume"));
+    guest.add_volume(1, Arc::clone(&held) as Arc<dyn millrace_block::Volume>);
+    guest.make_queues(1, 64);
+    held.hold();
+    let pair = push_pair(&mut guest, 8, &[0; 512], &[1; 512]);
+    guest.ring(1);
+    guest.step_until("the pair to compare", |_| held.waiting() == 1);
+    let mark = guest.submit(1, command(NvmOpcode::WRITE_UNCORRECTABLE, 8, 1));
+    for _ in 0..100 {
+        guest.step();
+        assert!(guest.poll(1).is_none(), "the pair is still under way");
+    }
+    held.release();
+    for cid in pair.into_iter().chain([mark]) {
+        succeeds(guest.wait_for(1, cid));
+    }
+    let (cqe, _) = guest.command_reading(1, command(NvmOpcode::READ, 8, 1), 512);
+    fails(cqe, Status::UNRECOVERED_READ_ERROR);
 }
 
 #[test]

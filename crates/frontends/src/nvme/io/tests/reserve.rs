@@ -312,6 +312,85 @@ fn a_host_without_an_identifier_holds_until_its_writes_have_ended() {
     assert_eq!(read(&mut two, 0, 512), [2; 512]);
 }
 
+/// They may take for ever, and who fences another host must not lose its disk by that.
+#[test]
+fn who_waits_for_another_guests_writes_can_be_reset() {
+    let volume = MemoryVolume::create("shared", SIZE, BlockSize::B512).expect("a volume");
+    let held = HeldVolume::new(volume);
+    let namespace = Namespace::new(Arc::clone(&held) as Arc<dyn millrace_block::Volume>, identity(1), true);
+    let [mut one, mut two] = [1, 2].map(|number| {
+        let mut guest = FakeGuest::boot();
+        guest.add_namespace(1, &namespace);
+        guest.make_queues(1, 64);
+        set_host(&mut guest, number);
+        succeeds(register(&mut guest, RegisterAction::REGISTER, false, 0, number.into()));
+        guest
+    });
+    succeeds(acquire(&mut one, AcquireAction::ACQUIRE, Type::WRITE_EXCLUSIVE, 1, 0));
+    let write_of = |guest: &mut FakeGuest, byte| {
+        let buffer = guest.alloc_pages(1);
+        guest.write(buffer, &[byte; 512]);
+        let mut write = command(NvmOpcode::WRITE, 0, 1);
+        write.dptr = guest.prps(buffer, 512);
+        guest.submit(1, write)
+    };
+    held.hold();
+    let slow = write_of(&mut one, 1);
+    one.step_until("it to be under way", |_| held.waiting() == 1);
+    // Host 2 preempts, and writes: both wait for host 1's write.
+    let mut preempt = sqe(NvmOpcode::RESERVATION_ACQUIRE.0, 1);
+    let fields = AcquireCdw10::new().with_racqa(AcquireAction::PREEMPT_AND_ABORT).with_rtype(Type::WRITE_EXCLUSIVE);
+    preempt.cdw10 = fields.into_bits();
+    let buffer = two.alloc_pages(1);
+    two.write(buffer, AcquireData { crkey: 2, prkey: 1 }.as_bytes());
+    preempt.dptr = two.prps(buffer, 16);
+    let preempt = two.submit(1, preempt);
+    for _ in 0..100 {
+        two.step();
+    }
+    write_of(&mut two, 3);
+    for _ in 0..100 {
+        two.step();
+    }
+    assert_eq!((two.controller.in_flight, held.waiting()), (2, 1));
+    // Who is only in a hurry gets no early answer: the change is made.
+    two.controller.hurry(&two.shard.context());
+    let early = two.wait(1);
+    assert_ne!(early.cid.0, preempt);
+    assert_eq!(early.status().code(), Status::NAMESPACE_NOT_READY);
+    two.disable();
+    assert_eq!((in_flight(&two), held.waiting()), (0, 1));
+    // It learns that it holds the reservation when host 1's write has ended, and not before, also where it asks a second time.
+    for called_off in [true, false] {
+        two.enable();
+        two.make_queues(1, 64);
+        set_host(&mut two, 2);
+        let (asked, buffer) = begin_report(&mut two);
+        for _ in 0..100 {
+            two.step();
+            assert!(two.poll(1).is_none(), "the write of host 1 is still under way");
+        }
+        if called_off {
+            two.controller.hurry(&two.shard.context());
+            assert_eq!(two.wait(1).status().code(), Status::NAMESPACE_NOT_READY);
+            two.disable();
+            continue;
+        }
+        held.release();
+        succeeds(one.wait_for(1, slow));
+        succeeds(two.wait_for(1, asked));
+        assert_eq!(reported(&two.read(buffer, 4096)), (1, Type::WRITE_EXCLUSIVE));
+    }
+    // The next one waits for nothing.
+    held.hold();
+    let slow = write_of(&mut two, 2);
+    two.step_until("it to be under way", |_| held.waiting() == 1);
+    assert_eq!(report(&mut one), (1, Type::WRITE_EXCLUSIVE));
+    held.release();
+    succeeds(two.wait_for(1, slow));
+    fails(write(&mut one, 0, &[1; 512]), Status::RESERVATION_CONFLICT);
+}
+
 /// The controller that it registered through is there no more: it makes room for nobody while it goes on by another one.
 #[test]
 fn who_acquires_or_releases_by_another_controller_is_there_again() {
@@ -351,11 +430,22 @@ fn session(cntlid: u16, namespace: &Arc<Namespace>, read_only: bool) -> FakeGues
 }
 
 fn report(guest: &mut FakeGuest) -> (u16, Type) {
+    let (asked, buffer) = begin_report(guest);
+    succeeds(guest.wait_for(1, asked));
+    reported(&guest.read(buffer, 4096))
+}
+
+/// The command's identifier, and where its answer will be.
+fn begin_report(guest: &mut FakeGuest) -> (u16, u64) {
+    let buffer = guest.alloc_pages(1);
     let mut sqe = sqe(NvmOpcode::RESERVATION_REPORT.0, 1);
-    sqe.cdw10 = 4096 / 4 - 1;
-    let (cqe, report) = guest.command_reading(1, sqe, 4096);
-    succeeds(cqe);
-    let (status, _) = ReservationStatus::read_from_prefix(&report).expect("a header");
+    (sqe.cdw10, sqe.dptr) = (4096 / 4 - 1, guest.prps(buffer, 4096));
+    (guest.submit(1, sqe), buffer)
+}
+
+/// Registrants, and what is held.
+fn reported(report: &[u8]) -> (u16, Type) {
+    let (status, _) = ReservationStatus::read_from_prefix(report).expect("a header");
     (status.registrants.get(), status.rtype)
 }
 
