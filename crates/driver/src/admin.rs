@@ -124,7 +124,7 @@ impl Controller {
     }
 
     /// Identify Controller of the NVM command set (CNS 06h; NVM 4.1.5.4): the limits of commands without data. Older controllers have none.
-    pub fn identify_nvm(&mut self) -> Result<Box<IdentifyControllerNvm>, DriverError> {
+    fn identify_nvm(&mut self) -> Result<Box<IdentifyControllerNvm>, DriverError> {
         self.identify(Cns::CSI_CONTROLLER, NamespaceId::NONE)
     }
 

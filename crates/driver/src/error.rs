@@ -1,9 +1,11 @@
 //! What bring-up and admin commands fail with.
 
-use std::{path::PathBuf, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
 use millrace_block::BlockCount;
 use millrace_nvme_spec::{NamespaceId, QueueId, registers::ControllerStatus};
+use millrace_vfio_user::{self as vfio, ClientError};
+use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::{dma::DmaError, namespace::CommandError, queue::QueueError, transport::TransportError};
@@ -109,7 +111,7 @@ pub enum DriverError {
     },
     /// A kernel call around event fds.
     #[error("making event fds")]
-    EventFd(#[source] std::io::Error),
+    EventFd(#[source] io::Error),
     /// The capability list in configuration space does not end.
     #[error("the PCI capability list does not end")]
     CapabilityLoop,
@@ -121,7 +123,47 @@ pub enum DriverError {
     NoFunctionReset,
 }
 
+impl DriverError {
+    /// What there is not enough of, as a number of errno.h: room or memory, in this process or in the function's server; descriptors, in this
+    /// process or the whole system.
+    pub fn shortage(&self) -> Option<i32> {
+        let errno = match self {
+            Self::Memory(DmaError::Kernel { source, .. }) | Self::EventFd(source) => Errno::from_io_error(source),
+            Self::Connect { source, .. } | Self::Transport { source, .. } => match source {
+                TransportError::Map { source, .. } => Errno::from_io_error(source),
+                // Of the server's descriptors nobody here could make more.
+                TransportError::VfioUser(ClientError::Refused { errno, .. }) => {
+                    Some(*errno).filter(|errno| !matches!(*errno, Errno::MFILE | Errno::NFILE))
+                }
+                TransportError::VfioUser(ClientError::Transport(vfio::TransportError::NoDescriptors)) => Some(Errno::MFILE),
+                _ => None,
+            },
+            _ => None,
+        };
+        let is_shortage = |errno: &Errno| matches!(*errno, Errno::NOSPC | Errno::NOMEM | Errno::MFILE | Errno::NFILE);
+        errno.filter(is_shortage).map(Errno::raw_os_error)
+    }
+}
+
 /// Says what was being done when the transport failed.
 pub(crate) fn during(what: &'static str) -> impl FnOnce(TransportError) -> DriverError {
     move |source| DriverError::Transport { what, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_server_has_no_descriptors_for_is_no_shortage_of_ours() {
+        let refused = |errno| {
+            let command = vfio::codec::Command::DmaMap;
+            let source = TransportError::VfioUser(ClientError::Refused { command, errno });
+            DriverError::Transport { what: "a test", source }.shortage()
+        };
+        assert_eq!([Errno::MFILE, Errno::NFILE].map(refused), [None, None]);
+        assert_eq!(refused(Errno::NOSPC), Some(Errno::NOSPC.raw_os_error()));
+        let ours = DriverError::EventFd(Errno::NFILE.into());
+        assert_eq!(ours.shortage(), Some(Errno::NFILE.raw_os_error()));
+    }
 }

@@ -13,19 +13,22 @@
  *   -EINVAL     not whole blocks, no memory, memory of the wrong kind, unknown flags
  *   -ENXIO      past the volume's end, as it was when the space was opened or fastpath_volume_size() last asked
  *   -EROFS      the volume is read-only, or is for this program
- *   -ENOSPC     no room below the volume
+ *   -ENOSPC     no room below the volume. Of fastpath_open: the daemon has no room for so large a buffer beside those that it has
  *   -EIO        its medium failed
  *   -ENODEV     the daemon has stopped, or has ended the space: it took the volume back, for instance from a user who may not have it any
  *               more, or the space's controller had failed, as when an engine ended with its worker. Or this process was forked from the
  *               one that opened the space. Free the space and open another
  *   -EBUSY      somebody else has the volume: a guest reserves it, or a virtio disk shows it. It may pass
  *   -ENOMEM     no memory to share
+ *   -EMFILE     of fastpath_open: this process has as many descriptors as it may (RLIMIT_NOFILE), and each space takes several
+ *   -ENFILE     of fastpath_open: the system has as many files open as it may (fs.file-max)
  *   -ETIMEDOUT  a request that was waited for took longer than the space's timeout, and is not told of again; what it did, or may do yet, is
  *               unknown. Memory of an FP_DIRECT request stays the daemon's until fastpath_polling() says that none is in progress; other
- *               memory is not touched any more. Of fastpath_open: the daemon did not answer in time
+ *               memory is not touched any more. Of fastpath_open: the daemon did not answer in time. Where others left no room for the
+ *               request until then, nothing of it was begun, and fastpath_error() says so
  *   -ENOENT     no such volume, or no daemon with this run directory
  *   -ECONNREFUSED no daemon answers in this run directory any more, or it hung up again and again without an answer
- *   -EACCES     this user may not open the volume, or not in this way
+ *   -EACCES     this user may not open the volume, or not in this way; or the run directory, which nobody has named, may be another user's
  *   -EDQUOT     this user has as many spaces as it may have
  *   -EOPNOTSUPP FP_ENGINE, and the daemon has no engine, or others have all of its spaces; or what an engine cannot do
  */

@@ -1,10 +1,13 @@
 //! Asking the daemon for a session (docs/fastpath.md has the protocol).
 
 use std::{
-    env,
+    env, fs,
     io::{self, IoSliceMut, Write},
     mem::MaybeUninit,
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::{
+        fd::OwnedFd,
+        unix::{fs::MetadataExt, net::UnixStream},
+    },
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -12,8 +15,8 @@ use std::{
 use rustix::{
     io::Errno,
     net::{
-        self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType,
-        recvmsg, socket_with,
+        self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketAddrUnix, SocketFlags,
+        SocketType, recvmsg, socket_with,
     },
 };
 use serde_json::{Value, json};
@@ -38,14 +41,37 @@ pub fn default_run_dir() -> PathBuf {
         return PathBuf::from("/run/millrace");
     }
     let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-    let temporary = || env::temp_dir().join(format!("millrace-{}", rustix::process::getuid().as_raw()));
-    runtime.map_or_else(temporary, |dir| dir.join("millrace"))
+    runtime.map_or_else(|| temporary_run_dir(user()), |dir| dir.join("millrace"))
+}
+
+fn user() -> u32 {
+    rustix::process::getuid().as_raw()
+}
+
+fn temporary_run_dir(user: u32) -> PathBuf {
+    env::temp_dir().join(format!("millrace-{user}"))
+}
+
+/// Whether the run directory is where anyone could have made it before this user's daemon, and somebody else may have. The daemon refuses
+/// such a one, too (`control/src/dirs.rs`).
+///
+/// # Errors
+/// It cannot be seen: then nobody is to be asked there, for whoever can rename it may have it back in the next moment.
+fn is_anothers(run_dir: &Path, user: u32) -> io::Result<bool> {
+    if run_dir != temporary_run_dir(user) {
+        return Ok(false);
+    }
+    let found = fs::symlink_metadata(run_dir)?;
+    Ok(!found.is_dir() || found.uid() != user || found.mode() & 0o022 != 0)
 }
 
 /// A connection to a controller of our own that shows the volume.
 pub(crate) fn ask(run_dir: &Path, volume: &str, read_only: bool, timeout: Duration) -> Result<UnixStream, Error> {
     let path = run_dir.join(SOCKET);
     let failed = |source: io::Error| Error::Door { path: path.clone(), source };
+    if is_anothers(run_dir, user()).map_err(failed)? {
+        return Err(Error::NotOurs { path: run_dir.to_owned() });
+    }
     let request = format!("{}\n", json!({ "volume": volume, "read_only": read_only }));
     let since = Instant::now();
     let (line, connection) = loop {
@@ -131,6 +157,10 @@ fn receive(stream: &UnixStream, timeout: Duration) -> io::Result<(Vec<u8>, Optio
                 fd = rights.into_iter().next().or(fd);
             }
         }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            // The kernel had no number for it in this process.
+            return Err(Errno::MFILE.into());
+        }
         line.extend_from_slice(room.get(..received.bytes).unwrap_or_default());
         if line.last() == Some(&b'\n') {
             return Ok((line, fd));
@@ -141,5 +171,19 @@ fn receive(stream: &UnixStream, timeout: Duration) -> io::Result<(Vec<u8>, Optio
         if received.bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_directory_that_is_not_there_is_nobodys_to_believe() {
+        // No user has this number.
+        let nobody = u32::MAX - 7;
+        let unseen = is_anothers(&temporary_run_dir(nobody), nobody).unwrap_err();
+        assert_eq!(unseen.kind(), io::ErrorKind::NotFound);
+        assert!(!is_anothers(Path::new("/nowhere"), nobody).unwrap(), "it was named");
     }
 }

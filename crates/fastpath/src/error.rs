@@ -1,6 +1,6 @@
 //! What can go wrong, for people and as numbers.
 
-use std::{io, path::PathBuf};
+use std::{error::Error as _, io, path::PathBuf};
 
 use millrace_driver::{CommandError, DmaError, DriverError, QueueError, spec::status::Status};
 use rustix::io::Errno;
@@ -13,13 +13,23 @@ use crate::door;
 #[non_exhaustive]
 pub enum Error {
     /// The daemon could not be asked.
-    #[error("{}: the daemon cannot be asked for a volume: {source}; is it running, and is this its run directory?", path.display())]
+    #[error("{}: the daemon cannot be asked for a volume: {source}{}", path.display(), advice(source))]
     Door {
         /// The socket.
         path: PathBuf,
         /// What the system said.
         #[source]
         source: io::Error,
+    },
+    /// Whoever answers there need not be the daemon.
+    #[error(
+        "{} belongs to another user, or others may write to it, so who answers there need not be the daemon; have it removed, or name \
+         the daemon's run directory (MILLRACE_RUN_DIR)",
+        path.display()
+    )]
+    NotOurs {
+        /// The run directory.
+        path: PathBuf,
     },
     /// The daemon did not give the volume.
     #[error("volume {volume}: {detail}")]
@@ -49,6 +59,9 @@ pub enum Error {
     /// The controller could not be brought up.
     #[error("bringing up the volume's controller: {0}")]
     Driver(#[from] DriverError),
+    /// The controller does not say what the volume is now.
+    #[error("asking how large the volume is: {0}")]
+    Look(#[source] DriverError),
     /// No memory to share.
     #[error(transparent)]
     Memory(#[from] DmaError),
@@ -64,6 +77,9 @@ pub enum Error {
     /// As many requests are in progress, or completions not taken, as the space holds.
     #[error("the space holds no more requests and completions; poll or reap first")]
     Full,
+    /// As long as one may wait, there was no room for what was to be waited for.
+    #[error("there was no room for this request in all that time: nothing of it was begun")]
+    NoRoom,
     /// Not whole blocks, or nothing.
     #[error("{len} bytes at {offset} are no whole blocks of {block_size} bytes")]
     Blocks {
@@ -108,6 +124,20 @@ pub enum Error {
 }
 
 impl Error {
+    /// The error with all of its causes.
+    pub(crate) fn in_full(&self) -> String {
+        let (mut text, mut cause) = (self.to_string(), self.source());
+        while let Some(error) = cause {
+            let said = error.to_string();
+            // Some say their cause themselves.
+            if !text.contains(&said) {
+                text = format!("{text}: {said}");
+            }
+            cause = error.source();
+        }
+        text
+    }
+
     /// The error as a number of errno.h.
     pub fn errno(&self) -> i32 {
         let errno = match self {
@@ -118,13 +148,19 @@ impl Error {
                 return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
             }
             Self::Refused { errno, .. } | Self::Failed { errno } => return *errno,
-            Self::Driver(error) if error.is_timeout() => Errno::TIMEDOUT,
-            Self::Memory(_) | Self::Driver(DriverError::Memory(_)) => Errno::NOMEM,
-            Self::Driver(_) | Self::Queue(_) | Self::Gone => Errno::NODEV,
+            Self::Driver(error) | Self::Look(error) if error.is_timeout() => Errno::TIMEDOUT,
+            Self::Driver(error) | Self::Look(error) => match error.shortage() {
+                Some(errno) => return errno,
+                None if matches!(error, DriverError::Memory(_)) => Errno::NOMEM,
+                None => Errno::NODEV,
+            },
+            Self::Memory(_) => Errno::NOMEM,
+            Self::NotOurs { .. } => Errno::ACCESS,
+            Self::Queue(_) | Self::Gone => Errno::NODEV,
             Self::Full => Errno::AGAIN,
             Self::PastEnd { .. } => Errno::NXIO,
             Self::Status { status } => errno_of(*status),
-            Self::TimedOut => Errno::TIMEDOUT,
+            Self::TimedOut | Self::NoRoom => Errno::TIMEDOUT,
             Self::NoEngine(_) => Errno::OPNOTSUPP,
             Self::NoVolume
             | Self::Options(_)
@@ -134,6 +170,16 @@ impl Error {
             | Self::Invalid(_) => Errno::INVAL,
         };
         errno.raw_os_error()
+    }
+}
+
+/// What to look at where nobody answers at the door.
+fn advice(source: &io::Error) -> &'static str {
+    match Errno::from_io_error(source) {
+        // The daemon is not to blame.
+        Some(Errno::MFILE) => "; this process has as many descriptors as it may, see \"ulimit -n\"",
+        Some(Errno::NFILE) => "; the system has as many files open as it may, see fs.file-max",
+        _ => "; is it running, and is this its run directory?",
     }
 }
 
@@ -147,5 +193,30 @@ fn errno_of(status: Status) -> Errno {
         Status::INVALID_OPCODE => Errno::OPNOTSUPP,
         Status::INVALID_NAMESPACE_OR_FORMAT => Errno::NODEV,
         _ => Errno::IO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_names_the_last_cause_and_each_one_once() {
+        let many = || io::Error::from(Errno::MFILE);
+        let said = many().to_string();
+        let making = Error::Driver(DriverError::EventFd(many()));
+        assert_eq!(making.in_full(), format!("bringing up the volume's controller: making event fds: {said}"));
+        let memory = DmaError::Kernel { size: 4096, source: many() };
+        let sharing = Error::Driver(DriverError::Memory(memory));
+        assert!(sharing.in_full().ends_with(&format!("bytes of shared memory: {said}")), "{}", sharing.in_full());
+        let looking = Error::Look(DriverError::Gone).in_full();
+        assert!(looking.starts_with("asking how large the volume is: the controller does not answer"), "{looking}");
+        let door = Error::Door { path: "apps.sock".into(), source: many() };
+        assert_eq!(door.in_full(), door.to_string());
+        assert_eq!(door.to_string().matches(&said).count(), 1, "{door}");
+        assert!(door.to_string().ends_with("see \"ulimit -n\""), "{door}");
+        for error in [making, sharing, door] {
+            assert_eq!(error.errno(), Errno::MFILE.raw_os_error(), "{error}");
+        }
     }
 }

@@ -169,7 +169,7 @@ fn fail(error: &Error) -> c_int {
     let text = match error {
         // It comes often, and is no news.
         Error::Full => Cow::Borrowed(c"the space holds no more requests and completions; poll or reap first"),
-        other => Cow::Owned(CString::new(other.to_string().replace('\0', " ")).unwrap_or_default()),
+        other => Cow::Owned(CString::new(other.in_full().replace('\0', " ")).unwrap_or_default()),
     };
     LAST_NUMBER.set(errno);
     let _ = LAST.try_with(|last| *last.borrow_mut() = text);
@@ -718,16 +718,18 @@ pub extern "C" fn fastpath_strerror(error: c_int) -> *const c_char {
         (Errno::INVAL, c"the request, its memory or an option cannot be"),
         (Errno::NXIO, c"the request reaches past the volume's end"),
         (Errno::ROFS, c"the volume cannot be written, or not here"),
-        (Errno::NOSPC, c"there is no room for the volume's data"),
+        (Errno::NOSPC, c"there is no room for the volume's data, or in the daemon for the space's memory"),
         (Errno::IO, c"the volume's medium failed"),
         (Errno::BUSY, c"somebody else has the volume"),
         (Errno::NODEV, c"the daemon has gone away, or has ended the space, or this process was forked since; open it again"),
         (Errno::TIMEDOUT, c"nothing has finished in time"),
-        (Errno::ACCESS, c"this user may not open the volume, or not in this way"),
+        (Errno::ACCESS, c"this user may not open the volume, or not in this way; or the run directory is not to be trusted"),
         (Errno::DQUOT, c"this user has as many sessions as it may have"),
         (Errno::NOENT, c"there is no such volume, or no daemon with this run directory"),
         (Errno::CONNREFUSED, c"no daemon answers in this run directory"),
         (Errno::NOMEM, c"there is no memory"),
+        (Errno::MFILE, c"this process has as many descriptors as it may: see ulimit -n"),
+        (Errno::NFILE, c"the system has as many files open as it may: see fs.file-max"),
         (Errno::OPNOTSUPP, c"the volume does not do that"),
     ];
     let errno = error.checked_abs().unwrap_or(0);

@@ -1,7 +1,7 @@
 //! A space as programs have it: for any number of threads, with waiting.
 
 use std::{
-    mem::ManuallyDrop,
+    mem::{ManuallyDrop, MaybeUninit},
     ops::Range,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{Timespec, epoll};
 
 use crate::{
     error::Error,
@@ -109,7 +109,7 @@ impl FastPath {
         let asked = self.lock()?.controller()?;
         // Until the answer is taken up: the one that came last counts.
         let mut controller = asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let namespace = controller.namespace(VOLUME)?;
+        let namespace = controller.namespace(VOLUME).map_err(Error::Look)?;
         let mut space = self.lock()?;
         space.take_up(namespace);
         Ok(space.size())
@@ -241,7 +241,6 @@ impl FastPath {
             if taken > 0 || most == 0 || space.in_progress() == 0 || pause.is_over() {
                 return taken;
             }
-            pause.pass_on(&space);
             drop(space);
             self.pause(&mut pause);
         }
@@ -313,7 +312,7 @@ impl FastPath {
         Ok(place)
     }
 
-    /// As `run`, for any submission whose teller is [`Teller::Waited`]. Waits for room as well.
+    /// As `run`, for any submission whose teller is [`Teller::Waited`]. Waits for room as well, for no longer in all than the space's timeout.
     ///
     /// # Safety
     /// The pieces are as [`Space::submit`] wants them until this returns.
@@ -323,29 +322,24 @@ impl FastPath {
         position: Option<&AtomicU64>,
     ) -> Result<Completion, Error> {
         let mut pause = Pause::new(self, self.timeout);
-        loop {
+        let place = loop {
             // SAFETY: the caller's promise.
             match unsafe { self.submit(submission, position) } {
-                Ok(place) => {
-                    let untold = pause.untold;
-                    // What it has read of the events is others' while this one goes on.
-                    drop(pause);
-                    return self.finish(place, untold);
-                }
-                Err(Error::Full) if !pause.is_over() => {
-                    let mut space = self.lock()?;
-                    space.poll();
-                    pause.pass_on(&space);
-                    drop(space);
+                Ok(place) => break place,
+                Err(Error::Full) if pause.is_over() => return Err(Error::NoRoom),
+                Err(Error::Full) => {
+                    self.lock()?.poll();
                     self.pause(&mut pause);
                 }
                 Err(error) => return Err(error),
             }
-        }
+        };
+        // It spins again, for it may end soon; its time goes on.
+        pause.rounds = 0;
+        self.finish(place, pause)
     }
 
-    fn finish(&self, place: Place, untold: Option<u64>) -> Result<Completion, Error> {
-        let mut pause = Pause::since(self, self.timeout, untold);
+    fn finish(&self, place: Place, mut pause: Pause<'_>) -> Result<Completion, Error> {
         loop {
             let mut space = self.lock()?;
             space.poll();
@@ -356,30 +350,36 @@ impl FastPath {
                 space.abandon(place);
                 return Err(Error::TimedOut);
             }
-            pause.pass_on(&space);
             drop(space);
             self.pause(&mut pause);
         }
     }
 
+    /// A bell for this thread: that of one who has slept before, or a new one. Where there are no more descriptors, it naps.
+    fn bell(&self) -> Option<Bell> {
+        let events = self.events.as_ref()?;
+        let kept = self.lock().ok()?.bell.take();
+        kept.or_else(|| Bell::new(events).ok())
+    }
+
     /// Waits a little, the longer it has waited the more.
     fn pause(&self, pause: &mut Pause<'_>) {
         pause.rounds = pause.rounds.saturating_add(1);
-        match (pause.rounds, self.events.as_ref().filter(|_| !pause.naps)) {
-            (0..SPINS, _) => std::hint::spin_loop(),
-            (_, None) => {
-                std::thread::sleep(NAP);
-                pause.look(self);
-            }
-            (_, Some(events)) => {
-                let doze = Timespec::try_from(pause.left().min(DOZE)).ok();
-                if poll(&mut [PollFd::new(events, PollFlags::IN)], doze.as_ref()).unwrap_or(0) > 0 {
-                    // Nothing to read: another thread has, and looks too.
-                    pause.has_read |= rustix::io::read(events, &mut [0; 8]).is_ok();
-                } else {
-                    pause.look(self);
-                }
-            }
+        if pause.rounds < SPINS {
+            return std::hint::spin_loop();
+        }
+        if pause.rounds == SPINS && pause.bell.is_none() {
+            pause.bell = self.bell();
+        }
+        let doze = pause.left().min(DOZE);
+        let has_rung = if let Some(bell) = &pause.bell {
+            bell.wait(doze)
+        } else {
+            std::thread::sleep(NAP);
+            false
+        };
+        if !has_rung {
+            pause.look();
         }
     }
 }
@@ -423,32 +423,48 @@ fn into(completions: &mut [Completion]) -> impl FnMut(Completion) {
     move |completion| *room.next().expect("no more are taken than there is room for") = completion
 }
 
+/// What a waiting thread sleeps on, for itself alone: it rings at each write to the event fd, and reads nothing there. So what the event fd
+/// tells of others' requests stays for those who sleep for it, the program's own loop among them.
+pub(crate) struct Bell(OwnedFd);
+
+impl Bell {
+    fn new(events: &OwnedFd) -> rustix::io::Result<Self> {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        // By edges: it rings anew though nobody has read what rang before. What is there now rings at once.
+        epoll::add(&set, events, epoll::EventData::new_u64(0), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+        Ok(Self(set))
+    }
+
+    /// Waits for so long at the most; whether it rang. Not for what another thread has read meanwhile, which looks, too.
+    fn wait(&self, time: Duration) -> bool {
+        let (mut room, time) = ([MaybeUninit::<epoll::Event>::uninit()], Timespec::try_from(time).ok());
+        epoll::wait(&self.0, &mut room, time.as_ref()).is_ok_and(|(rung, _)| !rung.is_empty())
+    }
+}
+
 /// How long somebody has waited.
 struct Pause<'a> {
+    path: &'a FastPath,
     timeout: Duration,
     rounds: u32,
     since: Option<Instant>,
-    events: Option<&'a OwnedFd>,
-    /// The event fd was read.
-    has_read: bool,
-    /// It told of others' requests, and is left to them from then on.
-    naps: bool,
-    /// How many requests that nobody is told of had ended when it began, where there are events, and whether some have since.
-    untold: Option<u64>,
-    owes: bool,
+    bell: Option<Bell>,
+}
+
+impl Drop for Pause<'_> {
+    /// One bell is kept: a thread that waits again and again makes none each time. More are not, for the daemon's signal goes to all.
+    fn drop(&mut self) {
+        if let Some(bell) = self.bell.take()
+            && let Ok(mut space) = self.path.lock()
+        {
+            space.bell.get_or_insert(bell);
+        }
+    }
 }
 
 impl<'a> Pause<'a> {
     fn new(path: &'a FastPath, timeout: Duration) -> Self {
-        // Before the first look: events come after what they tell of.
-        let untold = path.events.as_ref().and_then(|_| path.lock().ok()).map(|space| space.untold());
-        Self::since(path, timeout, untold)
-    }
-
-    /// One that began when so many requests that nobody is told of had ended.
-    fn since(path: &'a FastPath, timeout: Duration, untold: Option<u64>) -> Self {
-        let events = path.events.as_ref();
-        Self { timeout, rounds: 0, since: None, events, has_read: false, naps: false, untold, owes: false }
+        Self { path, timeout, rounds: 0, since: None, bell: None }
     }
 
     /// Whether it has been as long as it may be. Short waits do not ask the clock.
@@ -464,39 +480,12 @@ impl<'a> Pause<'a> {
         self.timeout.saturating_sub(self.since.get_or_insert_with(Instant::now).elapsed())
     }
 
-    /// What was read has told of requests that have ended and are not this one's: who sleeps for them is not to wait for this one's end.
-    fn pass_on(&mut self, space: &Space) {
-        // Their events may come after the look that found them.
-        self.owes |= self.untold.is_some_and(|before| before != space.untold());
-        if self.has_read && (self.owes || space.has_completions()) {
-            self.give_back();
-            (self.has_read, self.naps) = (false, true);
-        }
-    }
-
-    fn give_back(&self) {
-        if let Some(events) = self.events {
-            // It is full: then it is readable already.
-            let _ = rustix::io::write(events, &1_u64.to_ne_bytes());
-        }
-    }
-
     /// Asks now and then whether the daemon is still there.
-    fn look(&self, path: &FastPath) {
+    fn look(&self) {
         if self.rounds.is_multiple_of(100)
-            && let Ok(mut space) = path.lock()
+            && let Ok(mut space) = self.path.lock()
         {
             space.look_after();
-        }
-    }
-}
-
-impl Drop for Pause<'_> {
-    /// What was read may have told of something else that ended, for which another thread sleeps, or the program itself: they look once
-    /// more, perhaps in vain.
-    fn drop(&mut self) {
-        if self.has_read {
-            self.give_back();
         }
     }
 }
@@ -508,6 +497,38 @@ mod tests {
     use millrace_tests::Daemon;
 
     use super::*;
+
+    #[test]
+    fn of_the_bells_of_those_who_slept_one_is_kept_for_the_next() {
+        let daemon = Daemon::start();
+        daemon.run(&["volume", "create", "slow", "--size", "1M", "--stack", "throttle(iops=4) | memory"]);
+        let options = Options { run_dir: Some(daemon.run_dir()), events: true, ..Options::default() };
+        let path = FastPath::open("slow", &options).unwrap();
+        let is_kept = || path.lock().unwrap().bell.is_some();
+        assert!(!is_kept());
+        // Four a second: some of them sleep.
+        let read = || path.read(0, &mut [0; 512]).unwrap();
+        assert!((0..20).any(|_| {
+            read();
+            is_kept()
+        }));
+        let sleeps_on_it = || {
+            std::thread::scope(|scope| {
+                let reads = scope.spawn(read);
+                while is_kept() {
+                    if reads.is_finished() {
+                        return false;
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                true
+            })
+        };
+        assert!((0..20).any(|_| sleeps_on_it()), "each makes another one");
+        assert!(is_kept());
+        drop(path);
+        daemon.finish();
+    }
 
     #[test]
     fn a_forked_process_leaves_alone_what_a_thread_was_in_the_middle_of() {

@@ -21,6 +21,7 @@ use crate::{
     error::Error,
     memory::Piece,
     requests::{Completion, Operation, Place, Request, Table, Teller},
+    shared::Bell,
     statistics::Statistics,
     way::{ENGINE_DEPTH, ENGINE_MEMORY, Way},
 };
@@ -135,12 +136,12 @@ pub(crate) struct Space {
     /// The first failure of a counted request since it was asked for.
     counted_errno: i32,
     counted: usize,
-    /// Counted requests that have ended.
-    untold: u64,
     statistics: Option<Statistics>,
     vain: u32,
     /// When the connection was looked at, of a space with events.
     looked: Option<Instant>,
+    /// What a thread has slept on, for the next one that does.
+    pub(crate) bell: Option<Bell>,
     gone: bool,
 }
 
@@ -198,10 +199,10 @@ impl Space {
             completions: VecDeque::with_capacity(places),
             counted_errno: 0,
             counted: 0,
-            untold: 0,
             statistics: options.statistics.then(Statistics::default),
             vain: 0,
             looked: options.events.then(Instant::now),
+            bell: None,
             gone: false,
         };
         Ok((space, connection))
@@ -561,15 +562,11 @@ impl Space {
             Teller::Tagged(tag) => self.completions.push_back(Completion { tag, errno, bytes, nanos }),
             Teller::Counted => {
                 self.counted -= 1;
-                self.untold += 1;
                 if self.counted_errno == 0 {
                     self.counted_errno = errno;
                 }
             }
-            Teller::Abandoned => {
-                self.counted -= 1;
-                self.untold += 1;
-            }
+            Teller::Abandoned => self.counted -= 1,
             Teller::Waited => return,
         }
         self.table.give_back(place);
@@ -623,20 +620,10 @@ impl Space {
         request.errno = Errno::TIMEDOUT.raw_os_error();
     }
 
-    /// How many requests without a tag have ended that nobody waits for.
-    pub(crate) fn untold(&self) -> u64 {
-        self.untold
-    }
-
     /// Whether a look at the queue is needless for who wants so many completions: they are here, and no request waits for the room of one
     /// that has ended meanwhile.
     pub(crate) fn has_enough(&self, wanted: usize) -> bool {
         self.completions.len() >= wanted && self.waiting.is_empty()
-    }
-
-    /// Whether tagged requests have ended that nobody has taken.
-    pub(crate) fn has_completions(&self) -> bool {
-        !self.completions.is_empty()
     }
 
     /// The next tagged request that has ended.

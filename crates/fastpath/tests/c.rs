@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, ErrorKind, Write},
     os::unix::{
         fs::{PermissionsExt, symlink},
         net::UnixListener,
@@ -113,6 +113,21 @@ fn what_is_not_waited_for_any_longer_is_told_of_once() {
 }
 
 #[test]
+fn a_wait_leaves_the_event_of_what_had_ended_before_it_began() {
+    let (mut daemon, program) = client_on("throttle(iops=1, burst=2s) | memory");
+    must_succeed(client(&daemon, &program, &["before"]));
+    daemon.expect_well();
+}
+
+#[test]
+fn who_has_too_few_descriptors_is_told_so() {
+    let (mut daemon, program) = client_on("memory");
+    must_succeed(client(&daemon, &program, &["few"]));
+    eventually_no_sessions(&daemon);
+    daemon.expect_well();
+}
+
+#[test]
 fn a_space_is_given_back_though_what_was_forked_goes_on() {
     let (mut daemon, program) = client_on("memory");
     let mut child = started(client(&daemon, &program, &["fork"]));
@@ -145,6 +160,32 @@ fn signals_do_not_end_the_wait_for_the_daemon() {
     stream.write_all(b"{\"error\": {\"errno\": 42, \"problem\": {\"detail\": \"asked in vain\"}}}\n").unwrap();
     let output = child.wait_with_output().expect("its end");
     assert_eq!(output.status.code(), Some(42), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Where anybody may have made the run directory before the daemon did, who listens there is not asked.
+#[test]
+fn a_run_directory_that_others_may_write_to_is_not_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("client");
+    compile(&program, false);
+    let run_dir = dir.path().join(format!("millrace-{}", rustix::process::getuid().as_raw()));
+    fs::create_dir(&run_dir).unwrap();
+    let door = UnixListener::bind(run_dir.join("apps.sock")).unwrap();
+    door.set_nonblocking(true).unwrap();
+    let code = |mode| {
+        fs::set_permissions(&run_dir, fs::Permissions::from_mode(mode)).unwrap();
+        let mut command = Command::new(&program);
+        command.arg("open").env("TMPDIR", dir.path()).env("MILLRACE_RUN_DIR", &run_dir).env("MILLRACE_VOLUME", "v");
+        let output = command.output().expect("running the client");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (refused, said) = code(0o777);
+    assert_eq!(refused, Some(13), "{said}");
+    assert!(said.contains("others may write to it"), "{said}");
+    assert_eq!(door.accept().unwrap_err().kind(), ErrorKind::WouldBlock, "it was asked");
+    drop(door);
+    let (own, said) = code(0o711);
+    assert_eq!(own, Some(111), "its own is asked, and nobody answers: {said}");
 }
 
 /// Without a daemon: each call is an error.

@@ -553,6 +553,15 @@ fn who_asks_for_the_size_keeps_no_other_thread_waiting() {
     let worker = Pid::from_raw(daemon.worker().expect("a worker").cast_signed()).expect("a process");
     let asks = AtomicBool::new(false);
     kill_process(worker, Signal::STOP).unwrap();
+    // Until all of its threads stand still, one may answer.
+    let is_still = |task: fs::DirEntry| {
+        let stat = fs::read_to_string(task.path().join("stat")).unwrap();
+        stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
+    };
+    let tasks = format!("/proc/{}/task", worker.as_raw_nonzero());
+    eventually("a worker that stands still", || {
+        fs::read_dir(&tasks).unwrap().all(|task| is_still(task.unwrap())).then_some(())
+    });
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| {
             asks.store(true, Ordering::Relaxed);
@@ -672,4 +681,19 @@ fn a_program_keeps_others_out_for_no_longer_than_it_is_there() {
     drop((space, reader));
     eventually_no_device(&daemon);
     daemon.expect_well();
+}
+
+/// Six of 1 TiB are more than programs with much memory have together. Nothing is used of it.
+#[test]
+fn who_finds_no_room_for_his_buffer_is_told_so() {
+    let daemon = Daemon::start();
+    volume(&daemon, "m", &["--size", "1M", "--backend", "memory"]);
+    let large = || FastPath::open("m", &Options { buffer: 1 << 40, ..options(&daemon) });
+    let spaces: Vec<_> = (0..5).map(|_| large().expect("room for five")).collect();
+    let error = large().err().expect("a sixth one has no room");
+    assert_eq!(error.errno(), Errno::NOSPC.raw_os_error(), "{error}");
+    FastPath::open("m", &options(&daemon)).expect("a small one has").read(0, &mut [0; 512]).unwrap();
+    drop(spaces);
+    eventually_no_device(&daemon);
+    daemon.finish();
 }

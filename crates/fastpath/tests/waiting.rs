@@ -235,3 +235,44 @@ fn an_event_that_blocks_is_its_owners_loss() {
     eventually("a line that tells of it", || (blocks() > 0).then_some(()));
     assert_eq!(blocks(), 1, "{}", daemon.log());
 }
+
+/// One byte a second: after the first read the next one's turn is many minutes away.
+#[test]
+fn who_finds_no_room_for_as_long_as_he_may_wait_is_told_that_nothing_was_begun() {
+    let daemon = Daemon::start();
+    daemon.run(&["volume", "create", "slow", "--size", "1M", "--stack", "throttle(bandwidth=1) | memory"]);
+    let space = FastPath::open("slow", &Options { depth: 1, timeout: Duration::from_secs(1), ..options(&daemon) }).unwrap();
+    space.read(0, &mut [0; 512]).unwrap();
+    space.begin_read(7, 0, 0..512).unwrap();
+    let error = space.read(0, &mut [0; 512]).unwrap_err();
+    assert_eq!(error.errno(), Errno::TIMEDOUT.raw_os_error(), "{error}");
+    assert!(error.to_string().contains("nothing of it was begun"), "{error}");
+    // Who does not wait is told at once.
+    assert_eq!(space.begin_read(8, 0, 0..512).unwrap_err().errno(), Errno::AGAIN.raw_os_error());
+    daemon.run(&["volume", "change", "slow", "--stack", "throttle(iops=1M) | memory"]);
+    drop(space);
+    daemon.finish();
+}
+
+/// 64 bytes a second, and what is larger than that is owed: room is there after eight seconds, the end would be there many minutes later.
+#[test]
+fn the_wait_for_room_is_a_part_of_a_requests_time() {
+    let daemon = Daemon::start();
+    daemon.run(&["volume", "create", "slow", "--size", "1M", "--stack", "throttle(bandwidth=64) | memory"]);
+    let space = FastPath::open("slow", &Options { depth: 1, timeout: Duration::from_secs(9), ..options(&daemon) }).unwrap();
+    space.read(0, &mut [0; 512]).unwrap();
+    space.begin_read(7, 0, 0..65536).unwrap();
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| space.read(0, &mut [0; 512]).expect_err("its time is over"));
+        // Who began to wait anew when there was room would wait for eight seconds more, and be made now.
+        while !waits.is_finished() && begun.elapsed() < Duration::from_secs(16) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        daemon.run(&["volume", "change", "slow", "--stack", "throttle(iops=1M) | memory"]);
+        let error = waits.join().unwrap();
+        assert_eq!(error.errno(), Errno::TIMEDOUT.raw_os_error(), "{error}");
+    });
+    drop(space);
+    daemon.finish();
+}

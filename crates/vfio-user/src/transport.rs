@@ -72,6 +72,9 @@ pub enum TransportError {
     /// More file descriptors than one message may carry.
     #[error("a message with more than {MAX_FDS} file descriptors")]
     TooManyFds,
+    /// The kernel has left out what came with a message.
+    #[error("a message came without its file descriptors: this process has as many as it may")]
+    NoDescriptors,
     /// More than fits the socket's buffer, where a message must stay until it is answered.
     #[error("a message of {size} bytes, where at most {KEPT_MESSAGE} are possible")]
     TooLong {
@@ -421,9 +424,12 @@ fn receive_some(
             fds.extend(rights.map(|fd| stream.likewise(fd)));
         }
     }
-    // Which descriptors are missing of those that did not fit is unknown.
-    if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
+    if fds.len() > MAX_FDS {
         return Err(TransportError::TooManyFds);
+    }
+    // There was room for all that a message can carry, so this process has no numbers for them. Which of them are missing is unknown.
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(TransportError::NoDescriptors);
     }
     Ok(Some(received.bytes))
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -418,6 +419,61 @@ static void beside(void)
     fastpath_free(shared);
 }
 
+static volatile int first_is_over;
+
+static void *read_twice(void *unused)
+{
+    char mine[512];
+    (void)unused;
+    CHECK(fastpath_pread(shared, mine, 512, 0, FP_BLOCKING) == 512);
+    first_is_over = 1;
+    CHECK(fastpath_pread(shared, mine, 512, 0, FP_BLOCKING) == 512);
+    return &shared;
+}
+
+/* A volume that takes two requests at once, and then one a second. A request without a tag ends before a thread begins to wait for another one:
+   who sleeps for it is told while that thread waits. */
+static void before(void)
+{
+    struct fastpath_options options = { .size = sizeof options, .flags = FP_EVENTS };
+    pthread_t waiter;
+    shared = fastpath_open(NULL, 8192, &options);
+    CHECK(shared);
+    struct pollfd told = { .fd = fastpath_eventfd(shared), .events = POLLIN };
+    CHECK(fastpath_pread(shared, fastpath_buffer(shared), 512, 0, FP_DIRECT) == 512);
+    CHECK(!pthread_create(&waiter, NULL, read_twice, NULL));
+    while (!first_is_over)
+        usleep(1000);
+    /* By now it sleeps. */
+    usleep(200000);
+    CHECK(poll(&told, 1, 300) == 1);
+    CHECK(fastpath_polling(shared) == 0);
+    CHECK(!pthread_join(waiter, NULL));
+    fastpath_free(shared);
+}
+
+/* With one descriptor more each time: until there are enough for a space, it is said that they are too few. */
+static void few(void)
+{
+    struct fastpath_options options = { .size = sizeof options, .flags = FP_EVENTS };
+    struct rlimit limit;
+    fastpath_t *fp = NULL;
+    int refusals = 0, lowest = dup(0);
+    CHECK(lowest >= 0 && !close(lowest) && !getrlimit(RLIMIT_NOFILE, &limit));
+    for (limit.rlim_cur = (rlim_t)lowest; !fp; limit.rlim_cur++) {
+        CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+        fp = fastpath_open(NULL, 4096, &options);
+        if (!fp) {
+            CHECK(fastpath_error_number() == EMFILE && *fastpath_error());
+            refusals++;
+        }
+    }
+    CHECK(refusals > 3);
+    char mine[512];
+    CHECK(fastpath_pread(fp, mine, 512, 0, FP_BLOCKING) == 512);
+    fastpath_free(fp);
+}
+
 /* What is forked has the queue's memory as well: it is told that the space is not its own, and takes nothing of it. */
 static void forked(void)
 {
@@ -701,6 +757,10 @@ int main(int argc, char **argv)
         load(1);
     else if (!strcmp(command, "late"))
         late(), beside();
+    else if (!strcmp(command, "before"))
+        before();
+    else if (!strcmp(command, "few"))
+        few();
     else if (!strcmp(command, "fork"))
         left_behind();
     else if (!strcmp(command, "append"))
