@@ -66,10 +66,20 @@ pub(crate) struct LiveStatus {
     /// Commands that have not finished.
     pub(crate) in_flight: u32,
     pub(crate) phase: &'static str,
+    /// Why it is out of service, by a fault of ours.
+    pub(crate) fault: Option<&'static str>,
     /// Version of the state region's layout, where there is one.
     pub(crate) state_layout: Option<u32>,
     pub(crate) counters: DeviceCounters,
 }
+
+/// Why a device does nothing any more after a panic of its code.
+pub(crate) const FENCED: &str =
+    "a fault of ours in it was contained, and its guest is served no more (see the log): delete it and create it again";
+
+/// Why an NVMe device is not served that has ended workers.
+const OUT_OF_SERVICE: &str = "two workers in a row ended by faults of ours while they worked for it (see the log): it is served again when \
+                              its machine is started anew";
 
 /// The phase of an NVMe controller that does nothing until it is reset.
 const FAILED: &str = "failed";
@@ -442,6 +452,11 @@ impl From<DeviceStatus> for LiveStatus {
                 DevicePhase::Resetting => "resetting",
                 DevicePhase::ShutDown => "shut down",
                 DevicePhase::Failed => FAILED,
+            },
+            fault: match (status.fenced, status.out_of_service) {
+                (true, _) => Some(FENCED),
+                (false, true) => Some(OUT_OF_SERVICE),
+                (false, false) => None,
             },
             state_layout: Some(status.state_layout),
             counters: DeviceCounters {

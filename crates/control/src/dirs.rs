@@ -78,7 +78,34 @@ pub fn default_run_dir() -> PathBuf {
     if is_root() {
         return PathBuf::from("/run/millrace");
     }
-    xdg("XDG_RUNTIME_DIR").map_or_else(|| temporary_run_dir(rustix::process::getuid().as_raw()), |dir| dir.join("millrace"))
+    xdg("XDG_RUNTIME_DIR").map_or_else(|| temporary_run_dir(user()), |dir| dir.join("millrace"))
+}
+
+/// Whether who answers in a run directory is to be believed: not where another user may have made it first. For those who connect, before
+/// they do.
+///
+/// # Errors
+/// [`DirError::NotOurs`]. [`DirError::Io`] where it cannot be seen: nobody is to be asked there, for whoever can rename it may have it back
+/// in the next moment.
+pub fn trust_run_dir(path: &Path) -> Result<(), DirError> {
+    trust(path, user())
+}
+
+fn trust(path: &Path, user: u32) -> Result<(), DirError> {
+    if path != temporary_run_dir(user) {
+        return Ok(());
+    }
+    let found = fs::symlink_metadata(path).map_err(failed(path, "examine it"))?;
+    if is_anothers(&found, user) { Err(DirError::NotOurs { path: path.to_owned() }) } else { Ok(()) }
+}
+
+/// Whether a folder is another user's, or others may put there what they like.
+fn is_anothers(found: &fs::Metadata, user: u32) -> bool {
+    !found.is_dir() || found.uid() != user || found.mode() & 0o022 != 0
+}
+
+fn user() -> u32 {
+    rustix::process::getuid().as_raw()
 }
 
 fn is_root() -> bool {
@@ -128,7 +155,7 @@ impl RunDir {
         if path == temporary_run_dir(ours) {
             // Anyone could have made it before us.
             let found = fs::symlink_metadata(path).map_err(failed(path, "examine it"))?;
-            if !found.is_dir() || found.uid() != ours || found.mode() & 0o022 != 0 {
+            if is_anothers(&found, ours) {
                 return Err(DirError::NotOurs { path: path.to_owned() });
             }
         }

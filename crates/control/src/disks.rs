@@ -20,7 +20,7 @@ use millrace_vfio_user::SocketPlace;
 use crate::{
     Name,
     devices::{
-        LiveDevice, LiveStatus, Restored, StatusAnswer, Work, forget, listen, on_shard, on_shard_surely, wait_until,
+        FENCED, LiveDevice, LiveStatus, Restored, StatusAnswer, Work, forget, listen, on_shard, on_shard_surely, wait_until,
         yes_or_not_yet,
     },
     error::ControlError,
@@ -268,6 +268,13 @@ impl Live {
             Self::Disk(disk) => disk.remove(),
         }
     }
+
+    /// Has a disk's code fail.
+    #[cfg(test)]
+    pub(crate) fn fail_disk(&self) -> Result<(), ControlError> {
+        let Self::Disk(disk) = self else { panic!("a virtio disk") };
+        disk.call(|_, _| panic!("a fault of the test"))
+    }
 }
 
 /// A virtio disk that runs on a shard.
@@ -410,6 +417,7 @@ impl From<DeviceStatus> for LiveStatus {
                 DevicePhase::Running => "running",
                 DevicePhase::Failed => "failed",
             },
+            fault: status.fenced.then_some(FENCED),
             state_layout: None,
             counters: DeviceCounters {
                 read_commands: counters.read_commands,

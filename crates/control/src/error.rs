@@ -549,140 +549,80 @@ impl ControlError {
 
     /// What kind of failure it is.
     pub fn class(&self) -> Class {
-        match self {
-            Self::NoVolume { .. }
-            | Self::NoLeaf { .. }
-            | Self::NoDevice { .. }
-            | Self::NoCopy { .. }
-            | Self::NoGroup { .. }
-            | Self::NoApp { .. }
-            | Self::NoTrace { .. }
-            | Self::NotAttached { .. }
-            | Self::NoUpgrade => Class::Missing,
-            Self::GroupExists { .. }
-            | Self::AppExists { .. }
-            | Self::GroupInUse { .. }
-            | Self::VolumeExists { .. }
-            | Self::DeviceExists { .. }
-            | Self::TooManySessions { .. }
-            | Self::VolumeAttached { .. }
-            | Self::RequestsLeft { .. }
-            | Self::Formatting { .. }
-            | Self::Changing { .. }
-            | Self::ChangedMeanwhile { .. }
-            | Self::Migrating { .. }
-            | Self::Commanded { .. }
-            | Self::Resizing { .. }
-            | Self::WouldShrink { .. }
-            | Self::CopyExists { .. }
-            | Self::TooManyCopies
-            | Self::Tracing { .. }
-            | Self::Copying { .. }
-            | Self::CopyEnding { .. }
-            | Self::VolumeInStack { .. }
-            | Self::Untimely { .. }
-            | Self::FileTaken { .. }
-            | Self::VolumeFailed { .. }
-            | Self::DeviceFailed { .. }
-            | Self::ReadOnly { .. }
-            | Self::NsidTaken { .. }
-            | Self::NoNsidFree { .. }
-            | Self::AttachedAlready { .. }
-            | Self::DiskTaken { .. }
-            | Self::OtherKind { .. }
-            | Self::Upgrading
-            | Self::NotMovable { .. } => Class::Conflict,
-            Self::SavedState { source, .. } if source.is_untimely() => Class::Conflict,
-            Self::SavedState { .. }
-            | Self::NsidRange { .. }
-            | Self::Invalid { .. }
-            | Self::BadSize { .. }
-            | Self::NoNamespaces { .. } => Class::Invalid,
-            Self::Upgrade { class, .. } => *class,
-            Self::Volume(error) => system::of_volume(error),
-            Self::Graph { source, .. } => system::of_graph(source),
-            Self::Change { source, .. } => system::of_change(source),
-            Self::Copy { source, .. } => system::of_copy(source),
-            Self::Socket { source, .. } => system::of_listener(source),
-            Self::Device(error) => system::of_device(error),
-            Self::Disk(error) => system::of_disk(error),
-            Self::Store(_) => system::of_store(self),
-            Self::Fenced { .. }
-            | Self::Silent { .. }
-            | Self::Engine(_)
-            | Self::Account { .. }
-            | Self::TraceThread { .. }
-            | Self::SessionLost { .. } => Class::Failed,
-            Self::NotAllowed { .. } => Class::Denied,
-            Self::Stopping => Class::Unavailable,
-        }
+        self.kind().0
     }
 
     /// A word for programs.
     pub fn code(&self) -> &'static str {
+        self.kind().1
+    }
+
+    fn kind(&self) -> (Class, &'static str) {
         match self {
-            Self::NoVolume { .. } | Self::NoLeaf { .. } => "no-volume",
-            Self::NoDevice { .. } => "no-device",
-            Self::NoCopy { .. } => "no-copy",
-            Self::Tracing { .. } => "tracing",
-            Self::NoTrace { .. } => "no-trace",
-            Self::TraceThread { .. } => "trace-thread",
-            Self::CopyExists { .. } => "copy-exists",
-            Self::TooManyCopies => "too-many-copies",
-            Self::Copying { .. } => "copying",
-            Self::CopyEnding { .. } => "copy-ending",
-            Self::Copy { .. } => "copy",
-            Self::NoGroup { .. } => "no-group",
-            Self::GroupExists { .. } => "group-exists",
-            Self::GroupInUse { .. } => "group-in-use",
-            Self::NoApp { .. } => "no-app",
-            Self::AppExists { .. } => "app-exists",
-            Self::NotAllowed { .. } => "not-allowed",
-            Self::TooManySessions { .. } => TOO_MANY_SESSIONS,
-            Self::SessionLost { .. } => "session-lost",
-            Self::VolumeExists { .. } => "volume-exists",
-            Self::DeviceExists { .. } => "device-exists",
-            Self::VolumeAttached { .. } => "volume-attached",
-            Self::RequestsLeft { .. } => "requests-left",
-            Self::Formatting { .. } => "formatting",
-            Self::Changing { .. } => "changing",
-            Self::ChangedMeanwhile { .. } => CHANGED_MEANWHILE,
-            Self::Migrating { .. } => "migrating",
-            Self::Commanded { .. } => "commanded",
-            Self::Resizing { .. } => "resizing",
-            Self::WouldShrink { .. } => "would-shrink",
-            Self::VolumeInStack { .. } => "volume-in-stack",
-            Self::Graph { .. } => "stack",
-            Self::Change { .. } => "change",
-            Self::FileTaken { .. } => "file-taken",
-            Self::VolumeFailed { .. } => "volume-failed",
-            Self::DeviceFailed { .. } => "device-failed",
-            Self::ReadOnly { .. } => "read-only",
-            Self::NsidTaken { .. } => "nsid-taken",
-            Self::NsidRange { .. } => "nsid-range",
-            Self::NoNsidFree { .. } => "no-nsid-free",
-            Self::AttachedAlready { .. } => "attached-already",
-            Self::NotAttached { .. } => "not-attached",
-            Self::Invalid { .. } => "invalid",
-            Self::Untimely { .. } => "not-now",
-            Self::BadSize { .. } => "bad-size",
-            Self::Volume(_) => "volume",
-            Self::Device(_) | Self::Disk(_) => "device",
-            Self::NoNamespaces { .. } => "no-namespaces",
-            Self::DiskTaken { .. } => "disk-taken",
-            Self::OtherKind { .. } => "other-kind",
-            Self::Socket { .. } => "socket",
-            Self::Fenced { .. } => "fenced",
-            Self::Silent { .. } => "silent",
-            Self::Engine(_) => "engine",
-            Self::Store(_) => "store",
-            Self::Account { .. } => "account",
-            Self::Upgrade { .. } => "upgrade",
-            Self::Upgrading => "upgrading",
-            Self::NoUpgrade => "no-upgrade",
-            Self::SavedState { .. } => "saved-state",
-            Self::NotMovable { .. } => "not-movable",
-            Self::Stopping => "stopping",
+            Self::NoVolume { .. } | Self::NoLeaf { .. } => (Class::Missing, "no-volume"),
+            Self::NoDevice { .. } => (Class::Missing, "no-device"),
+            Self::NoCopy { .. } => (Class::Missing, "no-copy"),
+            Self::Tracing { .. } => (Class::Conflict, "tracing"),
+            Self::NoTrace { .. } => (Class::Missing, "no-trace"),
+            Self::TraceThread { .. } => (Class::Failed, "trace-thread"),
+            Self::CopyExists { .. } => (Class::Conflict, "copy-exists"),
+            Self::TooManyCopies => (Class::Conflict, "too-many-copies"),
+            Self::Copying { .. } => (Class::Conflict, "copying"),
+            Self::CopyEnding { .. } => (Class::Conflict, "copy-ending"),
+            Self::Copy { source, .. } => (system::of_copy(source), "copy"),
+            Self::NoGroup { .. } => (Class::Missing, "no-group"),
+            Self::GroupExists { .. } => (Class::Conflict, "group-exists"),
+            Self::GroupInUse { .. } => (Class::Conflict, "group-in-use"),
+            Self::NoApp { .. } => (Class::Missing, "no-app"),
+            Self::AppExists { .. } => (Class::Conflict, "app-exists"),
+            Self::NotAllowed { .. } => (Class::Denied, "not-allowed"),
+            Self::TooManySessions { .. } => (Class::Conflict, TOO_MANY_SESSIONS),
+            Self::SessionLost { .. } => (Class::Failed, "session-lost"),
+            Self::VolumeExists { .. } => (Class::Conflict, "volume-exists"),
+            Self::DeviceExists { .. } => (Class::Conflict, "device-exists"),
+            Self::VolumeAttached { .. } => (Class::Conflict, "volume-attached"),
+            Self::RequestsLeft { .. } => (Class::Conflict, "requests-left"),
+            Self::Formatting { .. } => (Class::Conflict, "formatting"),
+            Self::Changing { .. } => (Class::Conflict, "changing"),
+            Self::ChangedMeanwhile { .. } => (Class::Conflict, CHANGED_MEANWHILE),
+            Self::Migrating { .. } => (Class::Conflict, "migrating"),
+            Self::Commanded { .. } => (Class::Conflict, "commanded"),
+            Self::Resizing { .. } => (Class::Conflict, "resizing"),
+            Self::WouldShrink { .. } => (Class::Conflict, "would-shrink"),
+            Self::VolumeInStack { .. } => (Class::Conflict, "volume-in-stack"),
+            Self::Graph { source, .. } => (system::of_graph(source), "stack"),
+            Self::Change { source, .. } => (system::of_change(source), "change"),
+            Self::FileTaken { .. } => (Class::Conflict, "file-taken"),
+            Self::VolumeFailed { .. } => (Class::Conflict, "volume-failed"),
+            Self::DeviceFailed { .. } => (Class::Conflict, "device-failed"),
+            Self::ReadOnly { .. } => (Class::Conflict, "read-only"),
+            Self::NsidTaken { .. } => (Class::Conflict, "nsid-taken"),
+            Self::NsidRange { .. } => (Class::Invalid, "nsid-range"),
+            Self::NoNsidFree { .. } => (Class::Conflict, "no-nsid-free"),
+            Self::AttachedAlready { .. } => (Class::Conflict, "attached-already"),
+            Self::NotAttached { .. } => (Class::Missing, "not-attached"),
+            Self::Invalid { .. } => (Class::Invalid, "invalid"),
+            Self::Untimely { .. } => (Class::Conflict, "not-now"),
+            Self::BadSize { .. } => (Class::Invalid, "bad-size"),
+            Self::Volume(error) => (system::of_volume(error), "volume"),
+            Self::Device(error) => (system::of_device(error), "device"),
+            Self::Disk(error) => (system::of_disk(error), "device"),
+            Self::NoNamespaces { .. } => (Class::Invalid, "no-namespaces"),
+            Self::DiskTaken { .. } => (Class::Conflict, "disk-taken"),
+            Self::OtherKind { .. } => (Class::Conflict, "other-kind"),
+            Self::Socket { source, .. } => (system::of_listener(source), "socket"),
+            Self::Fenced { .. } => (Class::Failed, "fenced"),
+            Self::Silent { .. } => (Class::Failed, "silent"),
+            Self::Engine(_) => (Class::Failed, "engine"),
+            Self::Store(_) => (system::of_store(self), "store"),
+            Self::Account { .. } => (Class::Failed, "account"),
+            Self::Upgrade { class, .. } => (*class, "upgrade"),
+            Self::Upgrading => (Class::Conflict, "upgrading"),
+            Self::NoUpgrade => (Class::Missing, "no-upgrade"),
+            Self::SavedState { source, .. } if source.is_untimely() => (Class::Conflict, "saved-state"),
+            Self::SavedState { .. } => (Class::Invalid, "saved-state"),
+            Self::NotMovable { .. } => (Class::Conflict, "not-movable"),
+            Self::Stopping => (Class::Unavailable, "stopping"),
         }
     }
 
@@ -707,13 +647,14 @@ impl ControlError {
             Self::VolumeExists { .. } | Self::DeviceExists { .. } | Self::GroupExists { .. } => {
                 "choose another name, or delete the old one first".to_owned()
             }
+            // Its reason says what to do.
+            Self::VolumeFailed { reason, .. } if reason.contains(EMPTIED) => return None,
             Self::VolumeFailed { .. } => "put that right and \"millrace upgrade\" (to the same binary: guests go on) or restart the daemon; or delete the volume".to_owned(),
             Self::DeviceFailed { .. } => "put that right and \"millrace upgrade\" (to the same binary: guests go on) or restart the daemon; or delete the device".to_owned(),
-            Self::NsidTaken { .. } => "choose another --nsid, or leave it out".to_owned(),
+            Self::NsidTaken { .. } | Self::NsidRange { .. } => "choose another --nsid, or leave it out".to_owned(),
             Self::NotAttached { device, .. } => format!("\"millrace device show {device}\" lists its namespaces"),
             Self::NoNamespaces { .. } => "leave the identifier out".to_owned(),
             Self::DiskTaken { device, .. } => format!("\"millrace device detach {device}\" first"),
-            Self::OtherKind { other, .. } => format!("\"millrace device detach {other}\" first, or copy the volume"),
             Self::NoNsidFree { device, .. } => {
                 format!("detach one (\"millrace device show {device}\" lists them), or make a device with more --namespaces")
             }
@@ -766,7 +707,7 @@ impl ControlError {
                 "what it lies on does not answer: see the log and \"millrace volume show\", and try again when they have ended".to_owned()
             }
             Self::Formatting { .. } => "a guest does that; try again when it is done".to_owned(),
-            Self::Changing { .. } | Self::Resizing { .. } => "try again when that is done".to_owned(),
+            Self::Changing { .. } | Self::Resizing { .. } | Self::Commanded { .. } => "try again when that is done".to_owned(),
             Self::ChangedMeanwhile { .. } => "look at it, and ask for a change that begins with this one".to_owned(),
             Self::Migrating { name, .. } => {
                 format!("wait for its end, or \"millrace volume migrate {name} --cancel\" first: then the volume is where it was")
@@ -774,6 +715,21 @@ impl ControlError {
             Self::VolumeInStack { by, .. } => format!("change or delete that one first (\"millrace volume show {by}\")"),
             Self::Volume(VolumeError::Unsupported { volume, what }) => return system::about_unsupported(volume, what),
             Self::FileTaken { .. } => "choose another file, or make both volumes read-only".to_owned(),
+            Self::OtherKind { volume, other } => {
+                format!("\"millrace device detach {other} {volume}\" first, or copy the volume")
+            }
+            Self::ReadOnly { name } => {
+                format!("take another volume, or make it anew without --read-only (\"millrace volume delete {name}\" leaves its file)")
+            }
+            Self::AttachedAlready { device, nsid, .. } => {
+                format!("to show it in another way, \"millrace device detach {device} {nsid}\" first")
+            }
+            Self::NoUpgrade => "\"millrace upgrade\" begins one".to_owned(),
+            Self::Stopping => "try again when it is back".to_owned(),
+            Self::SessionLost { source, .. } => system::about(source).unwrap_or("open the volume once more").to_owned(),
+            Self::Account { source } => system::about(source)
+                .unwrap_or("see to it that it is whole, and that the daemon's user can read and write it (docs/formats/usage.md)")
+                .to_owned(),
             _ => return system::said(self).and_then(system::about).map(str::to_owned),
         })
     }

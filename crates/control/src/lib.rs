@@ -8,6 +8,9 @@
 //!                                                            └─► Store: STATE_DIR/state.redb
 //! ```
 //!
+//! With isolation there are more workers, each with a manager of its own: `cells` starts them, passes on what is about the
+//! others, and makes one answer of theirs.
+//!
 //! Invariants:
 //! * A change is validated, done and stored; when any of it fails, state and disk are as before and the error says what, about
 //!   which object, and what to do.
@@ -43,7 +46,7 @@ pub use api::{Operator, Problem, explain, openapi};
 pub use apps::{APPS_SOCKET, AppChange, AppUser};
 pub use config::{ConfigError, Declared, FileSettings, IsolationMode, PlacementMode, PollingMode, SandboxTable};
 pub use daemon::{DaemonError, ForegroundDisk, ServeOptions, foreground, serve};
-pub use dirs::{API_SOCKET, DirError, default_run_dir, default_state_dir};
+pub use dirs::{API_SOCKET, DirError, default_run_dir, default_state_dir, trust_run_dir};
 pub use error::{CHANGED_MEANWHILE, Class, ControlError, EMPTIED};
 pub use manager::{
     AppSource, AppView, CopyView, DeviceCounters, DeviceView, GroupView, HistoryEntry, Manager, MigrationView,

@@ -38,6 +38,8 @@ const SHORTEST: Duration = Duration::from_secs(1);
 const FILE: &str = "usage.log";
 /// Bytes at the file's end in which its last whole line is looked for: some hundred lines.
 const TAIL: u64 = 64 << 10;
+/// Bytes of a file that are read through for where a time begins; further apart than that, times are looked for by halves.
+const NEAR: u64 = 64 << 10;
 /// Seconds by which the clock may be behind the account before that is told.
 const BEHIND: u64 = 60;
 /// What lines are like that are written. Of the first version, without a number, are lines without throttled time.
@@ -218,6 +220,10 @@ fn decode(text: &str) -> Option<Result<Line, String>> {
     (checksum(CrcAlgorithm::Crc32Iscsi, json.as_bytes()) == sum).then(|| read(json))
 }
 
+fn decode_bytes(bytes: &[u8]) -> Option<Result<Line, String>> {
+    decode(std::str::from_utf8(bytes).ok()?)
+}
+
 fn read(json: &str) -> Result<Line, String> {
     #[derive(Deserialize)]
     struct Head {
@@ -247,7 +253,7 @@ fn last_time(path: &Path) -> io::Result<u64> {
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
     let mut tail = Vec::new();
     file.read_to_end(&mut tail)?;
-    let lines = tail.split(|byte| *byte == b'\n').filter_map(|line| decode(std::str::from_utf8(line).ok()?)?.ok());
+    let lines = tail.split(|byte| *byte == b'\n').filter_map(|line| decode_bytes(line)?.ok());
     Ok(lines.map(|line| line.time).max().unwrap_or(0))
 }
 
@@ -442,18 +448,38 @@ fn cells_accounts(own: Option<&Path>) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-fn add_file(rows: &mut BTreeMap<String, UsageRow>, path: &Path, file: File, question: &UsageQuestion) -> io::Result<()> {
-    let (mut reader, mut bytes, mut number) = (BufReader::new(file), Vec::new(), 0_u64);
-    while reader.read_until(b'\n', &mut bytes)? > 0 {
-        let line = std::str::from_utf8(&bytes).ok().and_then(decode);
+/// Adds what a file has of the period. Times in it do not go back: what is before that is not read, nor what is after it.
+fn add_file(
+    rows: &mut BTreeMap<String, UsageRow>,
+    path: &Path,
+    file: impl Read + Seek,
+    question: &UsageQuestion,
+) -> io::Result<()> {
+    let (mut reader, mut bytes) = (BufReader::new(file), Vec::new());
+    let mut at = question.from.map_or(Ok(0), |from| seek_time(&mut reader, from))?;
+    loop {
         bytes.clear();
-        number += 1;
-        let Some(line) = line else { continue };
-        let line = line
-            .map_err(|why| io::Error::new(io::ErrorKind::InvalidData, format!("{}: line {number} {why}", path.display())))?;
+        let length = reader.read_until(b'\n', &mut bytes)?;
+        if length == 0 {
+            return Ok(());
+        }
+        let start = at;
+        at += length as u64;
+        let line = match decode_bytes(&bytes) {
+            None => continue,
+            Some(Ok(line)) => line,
+            Some(Err(why)) => {
+                let number = number_of(&mut reader, start)?;
+                let why = format!("{}: line {number} {why}", path.display());
+                return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+            }
+        };
         // Its time is the end of what it is about: of two periods that meet, it is in the earlier one.
-        if question.from.is_some_and(|from| line.time <= from) || question.to.is_some_and(|to| line.time > to) {
+        if question.from.is_some_and(|from| line.time <= from) {
             continue;
+        }
+        if question.to.is_some_and(|to| line.time > to) {
+            return Ok(());
         }
         let name = match question.by {
             UsageBy::Volume => line.volume.to_string(),
@@ -462,7 +488,52 @@ fn add_file(rows: &mut BTreeMap<String, UsageRow>, path: &Path, file: File, ques
         };
         rows.entry(name.clone()).or_insert_with(|| UsageRow { name, ..UsageRow::default() }).add(&line);
     }
-    Ok(())
+}
+
+/// Goes to a line with nothing before it that is later than a time, near to the first one that is.
+fn seek_time(reader: &mut (impl BufRead + Seek), time: u64) -> io::Result<u64> {
+    let (mut early, mut late) = (0, reader.seek(SeekFrom::End(0))?);
+    while late - early > NEAR {
+        let middle = early + (late - early) / 2;
+        match line_after(reader, middle, late)? {
+            Some((at, found)) if found <= time => early = at,
+            _ => late = middle,
+        }
+    }
+    reader.seek(SeekFrom::Start(early))
+}
+
+/// The first whole line that begins after a place and before another one: where, and its time.
+fn line_after(reader: &mut (impl BufRead + Seek), place: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
+    reader.seek(SeekFrom::Start(place))?;
+    // Most likely in the midst of one.
+    let mut bytes = Vec::new();
+    let mut at = place + reader.read_until(b'\n', &mut bytes)? as u64;
+    while at < end {
+        bytes.clear();
+        let length = reader.read_until(b'\n', &mut bytes)? as u64;
+        match decode_bytes(&bytes) {
+            Some(Ok(line)) => return Ok(Some((at, line.time))),
+            _ if length == 0 => return Ok(None),
+            _ => at += length,
+        }
+    }
+    Ok(None)
+}
+
+/// The number of the line that begins at a place.
+fn number_of(reader: &mut (impl BufRead + Seek), place: u64) -> io::Result<usize> {
+    reader.seek(SeekFrom::Start(0))?;
+    let (mut before, mut number) = (reader.take(place), 1);
+    loop {
+        let bytes = before.fill_buf()?;
+        let length = bytes.len();
+        if length == 0 {
+            return Ok(number);
+        }
+        number += bytes.split(|byte| *byte == b'\n').count() - 1;
+        before.consume(length);
+    }
 }
 
 impl UsageRow {

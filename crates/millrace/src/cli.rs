@@ -55,7 +55,7 @@ pub(crate) struct Global {
     /// XDG_RUNTIME_DIR/millrace, or /tmp/millrace-UID]
     #[arg(long, global = true, env = "MILLRACE_RUN_DIR", hide_env_values = true, value_name = "DIR")]
     run_dir: Option<PathBuf>,
-    /// Print JSON
+    /// Print JSON; an error stays text, on standard error
     #[arg(long, global = true)]
     pub(crate) json: bool,
 }
@@ -550,9 +550,12 @@ pub(crate) enum DeviceCommand {
     Detach {
         /// The device
         name: String,
-        /// The namespace identifier, or its volume; a virtio disk's only volume needs none
+        /// The volume, or its namespace identifier; a virtio disk's only volume needs none
         #[arg(value_name = "NSID|VOLUME")]
         namespace: Option<String>,
+        /// The namespace identifier, where a volume is named by the same number
+        #[arg(long, value_name = "N", conflicts_with = "namespace")]
+        nsid: Option<u32>,
     },
     /// List all devices
     List,

@@ -15,7 +15,7 @@ use hyper::{
     header::{CONTENT_TYPE, HOST},
 };
 use hyper_util::rt::TokioIo;
-use millrace_control::{API_SOCKET, Problem};
+use millrace_control::{API_SOCKET, DirError, Problem, default_run_dir, trust_run_dir};
 use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
 use tokio::{
@@ -31,6 +31,8 @@ const QUESTION_ATTEMPTS: u32 = 4;
 const BEFORE_NEXT_ATTEMPT: Duration = Duration::from_millis(50);
 /// How long an answer to a question may take before who asked is told that there is none.
 const SLOW: Duration = Duration::from_secs(5);
+/// Where a daemon that is the system's own has its sockets.
+const SYSTEM_RUN_DIR: &str = "/run/millrace";
 /// A pipe that has any room takes so much at once, as pipe(7) promises.
 const PART: usize = 4096;
 
@@ -38,14 +40,16 @@ const PART: usize = 4096;
 #[derive(Debug, Error)]
 pub(crate) enum ClientError {
     /// Nobody listens.
-    #[error(
-        "no daemon answers on {}; start one with \"millrace serve\", or say where it is with --run-dir or MILLRACE_RUN_DIR",
-        path.display()
-    )]
+    #[error("no daemon answers on {}; {}", path.display(), advice(elsewhere.as_deref()))]
     NotRunning {
         /// The socket.
         path: PathBuf,
+        /// The run directory of the system's daemon, where nobody has said another one and this is it.
+        elsewhere: Option<PathBuf>,
     },
+    /// Whoever answers need not be the daemon.
+    #[error(transparent)]
+    NotTrusted(DirError),
     /// Not for us.
     #[error(
         "{} is another user's: root and the user that runs the daemon may use it, and whom [[operator]] in its configuration names \
@@ -257,6 +261,7 @@ impl Client {
         if let Some(kind) = unnamed(path) {
             return Err(ClientError::NoName { kind });
         }
+        trust_run_dir(self.run_dir()).map_err(|error| self.untrusted(error))?;
         let stream = UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(error))?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
         tokio::spawn(connection);
@@ -270,12 +275,41 @@ impl Client {
         sender.send_request(request).await.map_err(http)
     }
 
+    fn run_dir(&self) -> &Path {
+        self.socket.parent().unwrap_or(Path::new(""))
+    }
+
+    fn untrusted(&self, error: DirError) -> ClientError {
+        match error {
+            DirError::Io { source, .. } => self.unreachable(source),
+            error => ClientError::NotTrusted(error),
+        }
+    }
+
     fn unreachable(&self, source: io::Error) -> ClientError {
         let path = self.socket.clone();
         match source.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ClientError::NotRunning { path },
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                let elsewhere = elsewhere(self.run_dir(), &default_run_dir(), Path::new(SYSTEM_RUN_DIR));
+                ClientError::NotRunning { path, elsewhere }
+            }
             io::ErrorKind::PermissionDenied => ClientError::NotAllowed { path },
             _ => ClientError::Connection { path, source },
+        }
+    }
+}
+
+/// The system's daemon, where one is that a user may have meant who has not said which.
+fn elsewhere(asked: &Path, default: &Path, system: &Path) -> Option<PathBuf> {
+    (asked == default && asked != system && system.join(API_SOCKET).exists()).then(|| system.to_owned())
+}
+
+fn advice(elsewhere: Option<&Path>) -> String {
+    match elsewhere {
+        None => "start one with \"millrace serve\", or say where it is with --run-dir or MILLRACE_RUN_DIR".to_owned(),
+        Some(dir) => {
+            let dir = dir.display();
+            format!("the daemon of the system is at {dir}: say --run-dir {dir}, or set MILLRACE_RUN_DIR={dir}")
         }
     }
 }
@@ -371,6 +405,24 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let refused = Client::new(folder.path()).unwrap().get::<Value>("/v1/volumes/").unwrap_err().to_string();
         assert_eq!(refused, "the name of the volume is empty; \"millrace volume list\" shows what there is");
+    }
+
+    #[test]
+    fn who_has_not_said_which_daemon_is_told_of_the_systems() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, system) = (folder.path().join("own"), folder.path().join("system"));
+        let said = |asked: &Path, default: &Path| {
+            let elsewhere = elsewhere(asked, default, &system);
+            ClientError::NotRunning { path: asked.join(API_SOCKET), elsewhere }.to_string()
+        };
+        let start = "start one with \"millrace serve\"";
+        assert!(said(&own, &own).contains(start), "there is none");
+        std::fs::create_dir(&system).unwrap();
+        drop(UnixListener::bind(system.join(API_SOCKET)).unwrap());
+        let told = said(&own, &own);
+        assert!(told.contains(&format!("say --run-dir {}", system.display())) && !told.contains("millrace serve"), "{told}");
+        assert!(said(&own, &folder.path().join("other")).contains(start), "another one was meant");
+        assert!(said(&system, &system).contains(start), "it is the one that does not answer");
     }
 
     /// What is told is what ends the work here, which waits for nothing else.

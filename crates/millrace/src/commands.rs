@@ -1,6 +1,12 @@
 //! Commands that ask the daemon.
 
-use std::error::Error;
+use std::{
+    error::Error,
+    fs::{self, File},
+    io::{self, Write},
+    os::unix::fs::{MetadataExt, fchown},
+    path::Path,
+};
 
 use millrace_control::{
     AttachSpec, DeviceSpec, DeviceView, EMPTIED, HistoryEntry, NamespaceView, ServiceAnswer, ServiceCommand, ShardView,
@@ -47,6 +53,11 @@ fn show<T: serde::Serialize>(global: &Global, value: &T, text: impl FnOnce(&T) -
 }
 
 pub(crate) fn volume(global: &Global, command: VolumeCommand) -> Done {
+    volume_called("volume", global, command)
+}
+
+/// The same, of what is called so to whoever asked: a disk is a volume, too.
+fn volume_called(kind: &str, global: &Global, command: VolumeCommand) -> Done {
     let client = client(global)?;
     let path = |name: &str| format!("/v1/volumes/{}", segment(name));
     match command {
@@ -84,7 +95,7 @@ pub(crate) fn volume(global: &Global, command: VolumeCommand) -> Done {
             let (size, shrink) = (Some(resize.size()), resize.shrink);
             let view: VolumeView =
                 client.patch(&path(&resize.name), &VolumeChange { size, shrink, ..VolumeChange::default() })?;
-            show(global, &view, |view| format!("volume {}: {}", view.name, view.size))
+            show(global, &view, |view| format!("{kind} {}: {}", view.name, view.size))
         }
         VolumeCommand::Delete { name } => {
             let view: VolumeView = client.get(&path(&name))?;
@@ -92,9 +103,9 @@ pub(crate) fn volume(global: &Global, command: VolumeCommand) -> Done {
             let files = view.stack.leaves().into_iter().filter_map(Leaf::file).filter(|file| file.exists());
             let files: Vec<_> = files.map(|file| file.display().to_string()).collect();
             show(global, &json!({ "deleted": name }), |_| match files.len() {
-                0 => format!("volume {name} deleted"),
-                1 => format!("volume {name} deleted; {} stays", files[0]),
-                _ => format!("volume {name} deleted; {} stay", files.join(", ")),
+                0 => format!("{kind} {name} deleted"),
+                1 => format!("{kind} {name} deleted; {} stays", files[0]),
+                _ => format!("{kind} {name} deleted; {} stay", files.join(", ")),
             })
         }
     }
@@ -201,10 +212,10 @@ pub(crate) fn device(global: &Global, command: DeviceCommand) -> Done {
             let view: NamespaceView = client.post(&format!("{}/namespaces", path(&name)), &spec)?;
             show(global, &view, |view| format!("device {name}: namespace {} is volume {}", view.nsid, view.volume))
         }
-        DeviceCommand::Detach { name, namespace } => {
-            let nsid = match namespace.as_deref().map(str::parse::<u32>) {
-                Some(Ok(nsid)) => nsid,
-                _ => find_namespace(&client.get(&path(&name))?, namespace.as_deref())?,
+        DeviceCommand::Detach { name, namespace, nsid } => {
+            let nsid = match nsid {
+                Some(nsid) => nsid,
+                None => find_namespace(&client.get(&path(&name))?, namespace.as_deref())?,
             };
             client.delete(&format!("{}/namespaces/{nsid}", path(&name)))?;
             show(global, &json!({ "detached": nsid }), |_| format!("device {name}: namespace {nsid} detached"))
@@ -216,13 +227,13 @@ pub(crate) fn device(global: &Global, command: DeviceCommand) -> Done {
         DeviceCommand::Show { name } => show(global, &client.get(&path(&name))?, device_facts),
         DeviceCommand::Save { name, file } => {
             let saved = client.get_text(&format!("{}/state", path(&name)))?;
-            write(&file, &saved).map_err(|error| format!("{}: {error}", file.display()))?;
+            replace(&file, |file| file.write_all(&saved)).map_err(|error| format!("{}: {error}", file.display()))?;
             show(global, &json!({ "saved": name, "bytes": saved.len() }), |_| {
                 format!("device {name}: its state is in {}", file.display())
             })
         }
         DeviceCommand::Restore { name, file } => {
-            let saved = std::fs::read(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+            let saved = fs::read(&file).map_err(|error| format!("{}: {error}", file.display()))?;
             client.put_bytes(&format!("{}/state", path(&name)), saved)?;
             show(global, &json!({ "restored": name }), |_| format!("device {name} waits for its machine with this state"))
         }
@@ -233,11 +244,42 @@ pub(crate) fn device(global: &Global, command: DeviceCommand) -> Done {
     }
 }
 
-/// Writes a file that is durable then.
-fn write(path: &std::path::Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut file = std::fs::File::create(path)?;
-    std::io::Write::write_all(&mut file, bytes)?;
-    file.sync_all()
+/// Writes a file that is durable then, with its name. What was there before is whole until it is, unless nothing can be made beside it. Its mode
+/// stays, and its owner where we may give it away.
+fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    let fill = |mut file: File| {
+        write(&mut file)?;
+        file.sync_all()
+    };
+    // A link stays one.
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let before = fs::metadata(&path).ok();
+    // A device, for example, is written, and not replaced.
+    if before.as_ref().is_some_and(|found| !found.is_file()) {
+        return fill(File::create(&path)?);
+    }
+    let mut new = path.clone().into_os_string();
+    new.push(format!(".{}.new", std::process::id()));
+    let new = Path::new(&new);
+    let file = match File::create_new(new) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return fill(File::create(&path)?),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            return Err(io::Error::new(error.kind(), format!("{} is there already; remove it", new.display())));
+        }
+        Err(error) => return Err(error),
+    };
+    let kept = before.map_or(Ok(()), |before| {
+        let _ = fchown(&file, Some(before.uid()), Some(before.gid()));
+        file.set_permissions(before.permissions())
+    });
+    let placed = kept.and_then(|()| fill(file)).and_then(|()| fs::rename(new, &path));
+    if placed.is_err() {
+        let _ = fs::remove_file(new);
+    }
+    placed?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// Creates a device, with its first volume where one is named: both or neither.
@@ -266,23 +308,42 @@ fn attach_first(client: &Client, name: &str, path: &str, attach: &AttachSpec) ->
     }
 }
 
-/// The identifier of a volume's namespace; of a virtio disk's only one where none is named.
-fn find_namespace(view: &DeviceView, volume: Option<&str>) -> Result<u32, Box<dyn Error>> {
-    let Some(volume) = volume else {
-        if view.virtio_blk.is_none() {
-            let shown = namespaces_of(view);
-            return Err(Misuse(format!("which namespace? give its identifier, or its volume: {shown}")).into());
+/// The identifier of the namespace that is meant; of a virtio disk's only one where nothing is said.
+fn find_namespace(view: &DeviceView, meant: Option<&str>) -> Result<u32, Box<dyn Error>> {
+    let (device, shown) = (&view.name, &view.namespaces);
+    match meant {
+        Some(meant) => meant_namespace(device.as_str(), shown, meant),
+        None if view.virtio_blk.is_some() => {
+            Ok(shown.first().ok_or_else(|| format!("device {device} shows no volume"))?.nsid)
         }
-        return Ok(view.namespaces.first().ok_or_else(|| format!("device {} shows no volume", view.name))?.nsid);
-    };
-    let found = view.namespaces.iter().find(|namespace| namespace.volume.as_str() == volume);
-    let missing = || format!("device {} does not show volume {volume}; it shows {}", view.name, namespaces_of(view));
-    Ok(found.ok_or_else(missing)?.nsid)
+        None => {
+            let shown = listed(shown);
+            Err(Misuse(format!("which namespace? give its identifier, or its volume: {shown}")).into())
+        }
+    }
 }
 
-/// A device's namespaces with their volumes.
-fn namespaces_of(view: &DeviceView) -> String {
-    let namespaces = view.namespaces.iter().map(|namespace| format!("{}:{}", namespace.nsid, namespace.volume));
+/// The same of a volume's name or an identifier: either may be a number.
+fn meant_namespace(device: &str, shown: &[NamespaceView], meant: &str) -> Result<u32, Box<dyn Error>> {
+    let number = meant.parse::<u32>().ok();
+    let named = shown.iter().find(|namespace| namespace.volume.as_str() == meant);
+    let numbered = shown.iter().find(|namespace| Some(namespace.nsid) == number);
+    match (named, numbered, number) {
+        (Some(named), Some(numbered), _) if named.nsid != numbered.nsid => {
+            let (nsid, other) = (named.nsid, &numbered.volume);
+            let both = format!("volume {meant} is namespace {nsid}, and namespace {meant} is volume {other}");
+            Err(Misuse(format!("device {device}: {both}: say --nsid {nsid}, or --nsid {meant}")).into())
+        }
+        (Some(named), ..) => Ok(named.nsid),
+        // That there is none of this number, the daemon says.
+        (None, _, Some(nsid)) => Ok(nsid),
+        (None, _, None) => Err(format!("device {device} does not show volume {meant}; it shows {}", listed(shown)).into()),
+    }
+}
+
+/// Namespaces with their volumes.
+fn listed(namespaces: &[NamespaceView]) -> String {
+    let namespaces = namespaces.iter().map(|namespace| format!("{}:{}", namespace.nsid, namespace.volume));
     dash(namespaces.collect::<Vec<_>>().join(" "))
 }
 
@@ -430,9 +491,11 @@ pub(crate) fn metrics(global: &Global) -> Done {
 #[cfg(test)]
 mod tests {
     use std::{
-        io::{Read, Write},
-        os::unix::net::{UnixListener, UnixStream},
-        path::Path,
+        io::Read,
+        os::unix::{
+            fs::PermissionsExt,
+            net::{UnixListener, UnixStream},
+        },
         thread,
     };
 
@@ -507,6 +570,34 @@ mod tests {
         error
     }
 
+    /// What is detached from a device that shows these volumes.
+    fn meant(shown: &[(u32, &str)], meant: &str) -> Result<u32, String> {
+        let view = |&(nsid, volume): &(u32, &str)| NamespaceView {
+            nsid,
+            volume: volume.parse().unwrap(),
+            read_only: false,
+            attached: true,
+            created_by_guest: false,
+            state: State::Ready,
+            reason: None,
+        };
+        let shown: Vec<_> = shown.iter().map(view).collect();
+        meant_namespace("d", &shown, meant).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_volume_that_is_named_by_digits_is_detached_by_its_name() {
+        let shown = [(1, "101"), (2, "data"), (3, "3")];
+        for (given, nsid) in [("101", 1), ("1", 1), ("data", 2), ("2", 2), ("3", 3), ("77", 77)] {
+            assert_eq!(meant(&shown, given), Ok(nsid), "{given}");
+        }
+        assert!(meant(&shown, "none").unwrap_err().ends_with("it shows 1:101 2:data 3:3"));
+        let both = meant(&[(1, "101"), (101, "backup")], "101").unwrap_err();
+        for said in ["volume 101 is namespace 1,", "volume backup", "--nsid 1,", "--nsid 101"] {
+            assert!(both.contains(said), "{said}: {both}");
+        }
+    }
+
     #[test]
     fn a_volume_that_has_failed_is_named_once() {
         let mut view: VolumeView = serde_json::from_str(&volume("disk | file:/v.img", None, State::Failed)).unwrap();
@@ -556,6 +647,45 @@ mod tests {
         // Always there, for programs.
         status.degraded.clear();
         assert!(json!(status)["degraded"].as_array().is_some_and(Vec::is_empty));
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vm0.state");
+        replace(&path, |file| file.write_all(b"first")).unwrap();
+        let full = replace(&path, |file| {
+            file.write_all(b"sec")?;
+            Err(io::ErrorKind::StorageFull.into())
+        });
+        assert_eq!(full.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!((fs::read(&path).unwrap(), fs::read_dir(folder.path()).unwrap().count()), (b"first".to_vec(), 1));
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        replace(&link, |file| file.write_all(b"third")).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink() && fs::read(&path).unwrap() == b"third");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_keeps_its_mode_and_leaves_what_is_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, beside) = (folder.path().join("vm0.state"), folder.path().join("vm0.state.new"));
+        fs::write(&path, "first").unwrap();
+        fs::write(&beside, "precious").unwrap();
+        let mode = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        for kept in [0o600, 0o644] {
+            mode(kept);
+            replace(&path, |file| file.write_all(b"second")).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, kept);
+        }
+        replace(&path, |_| Err(io::ErrorKind::StorageFull.into())).unwrap_err();
+        assert_eq!((fs::read(&path).unwrap(), fs::read(&beside).unwrap()), (b"second".to_vec(), b"precious".to_vec()));
+        // Where nothing can be made it is written as it is.
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o500)).unwrap();
+        replace(&path, |file| file.write_all(b"third")).unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        assert_eq!((fs::read(&path).unwrap(), fs::read_dir(folder.path()).unwrap().count()), (b"third".to_vec(), 2));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Millrace: virtual NVMe disks for virtual machines.
 //!
 //! ```text
-//!   millrace serve ─────────► the daemon                       ◄── HTTP on RUN_DIR/api.sock ── volume, device, status, metrics
+//!   millrace serve ─────────► the daemon                       ◄── HTTP on RUN_DIR/api.sock ── volume, disk, copy, group, device,
+//!                                                                                               app, usage, trace, status, …
 //!   millrace nvme ──────────► one disk in the foreground
 //!   millrace bench ─────────► a client of any vfio-user NVMe device, or of a physical one
-//!   millrace completions, man
+//!   millrace analyze ───────► what a trace's file means
+//!   millrace layouts, completions, man
 //! ```
 //!
 //! Results go to standard output, everything else to standard error. Exit codes: 0 done, 1 failed, 2 wrong usage: the parser of arguments

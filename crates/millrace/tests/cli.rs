@@ -165,10 +165,12 @@ fn volumes_share_a_disk() {
     assert!(told.contains("disk pool: 8M") && told.contains("\"share | volume:pool\""), "{told}");
     place.ok(&["volume", "create", "a", "--size", "2M", "--stack", "share(weight=2) | volume:pool"]);
     let listed = place.ok(&["disk", "list"]);
-    assert!(listed.contains("6 MiB of 8 MiB") && !listed.contains("weight"), "{listed}");
+    assert!(listed.contains("pool  8M    6M    1  ") && !listed.contains("weight"), "{listed}");
+    let room = &place.json(&["disk", "show", "pool"])["tree"]["status"]["room"];
+    assert_eq!((&room["free"], &room["total"]), (&(6 << 20).into(), &(8 << 20).into()));
     let shown = place.ok(&["disk", "show", "pool"]);
     assert!(shown.contains("volume a: 2 MiB") && shown.contains("in flight: 0 of 9"), "{shown}");
-    place.ok(&["disk", "resize", "pool", "16M"]);
+    assert_eq!(place.ok(&["disk", "resize", "pool", "16M"]).trim(), "disk pool: 16M");
     place.ok(&["volume", "resize", "a", "12M"]);
     assert!(place.fails(1, &["disk", "resize", "pool", "14M"]).contains("its last 2M would be lost; if that is meant"));
     place.ok(&["disk", "resize", "pool", "14M", "--shrink"]);
@@ -185,7 +187,17 @@ fn volumes_share_a_disk() {
         assert!(told.contains("a is no disk; for a volume it is ") && told.contains(instead), "{told}");
     }
     place.ok(&["volume", "delete", "a"]);
-    place.ok(&["disk", "delete", "pool"]);
+    let told = place.ok(&["disk", "delete", "pool"]);
+    assert!(told.starts_with("disk pool deleted; ") && told.contains("pool.img stays"), "{told}");
+    for arguments in [
+        &["disk", "show", "none"][..],
+        &["disk", "resize", "none", "2M"],
+        &["disk", "release", "none", "a"],
+        &["disk", "delete", "none"],
+    ] {
+        let told = place.fails(1, arguments);
+        assert!(told.contains("disk none does not exist; \"millrace disk list\""), "{told}");
+    }
 }
 
 #[test]

@@ -15,9 +15,9 @@ use axum::{
 
 use crate::{
     CopyState,
-    cells::is_main,
+    cells::MAIN,
     itself,
-    manager::{CopyView, DeviceView, GroupView, State, Status, ThrottleView, VolumeView, WorkerView},
+    manager::{CopyView, DeviceView, GroupView, Manager, State, Status, ThrottleView, VolumeView, WorkerView},
 };
 
 #[cfg(test)]
@@ -47,21 +47,32 @@ struct Copy {
     copy: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Group {
-    group: String,
+/// Something of a worker, and what more is told apart.
+type OfWorker = Vec<(&'static str, String)>;
+
+/// Something of a worker, which has a label where it is not the daemon's own.
+fn of_worker(kind: &'static str, name: String, worker: &str) -> OfWorker {
+    let worker = (worker != MAIN).then(|| ("worker", worker.to_owned()));
+    [(kind, name)].into_iter().chain(worker).collect()
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct User {
-    user: String,
+/// What throttles, groups and users' caps have held back in a worker. Of several they are no sum: that would become less when one does not answer, or
+/// ends, and less than before is another counter to whoever reads them.
+pub(crate) struct HeldBack {
+    pub(crate) worker: String,
+    pub(crate) throttles: Vec<ThrottleView>,
+    pub(crate) groups: Vec<GroupView>,
+    /// By the users' numbers.
+    pub(crate) users: Vec<(u32, u64)>,
 }
 
-/// A shard, with its worker where that is not the daemon's own, and what more is told apart.
-type Shard = Vec<(&'static str, String)>;
-
-/// What throttles, groups and users' caps held back, of users one worker's after another's.
-pub(crate) type HeldBack = (Vec<ThrottleView>, Vec<GroupView>, Vec<(u32, u64)>);
+impl HeldBack {
+    /// In this worker.
+    pub(crate) fn here(manager: &Manager) -> Self {
+        let (throttles, groups, users) = (manager.throttles(), manager.groups(), manager.users_held_back());
+        Self { worker: MAIN.to_owned(), throttles, groups, users }
+    }
+}
 
 /// Seconds that only grow.
 type Seconds<L> = Family<L, Counter<f64, std::sync::atomic::AtomicU64>>;
@@ -72,7 +83,7 @@ pub(crate) fn response(
     all_devices: &[DeviceView],
     all_volumes: &[VolumeView],
     all_copies: &[CopyView],
-    held_back: &HeldBack,
+    held_back: &[HeldBack],
 ) -> Response {
     let text = render(status, all_devices, all_volumes, all_copies, held_back);
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
@@ -84,7 +95,7 @@ fn render(
     all_devices: &[DeviceView],
     all_volumes: &[VolumeView],
     all_copies: &[CopyView],
-    held_back: &HeldBack,
+    held_back: &[HeldBack],
 ) -> String {
     let mut everything = Registry::default();
     process(&mut everything);
@@ -102,8 +113,8 @@ fn render(
     devices(registry, all_devices);
     volumes(registry, all_volumes);
     copies(registry, all_copies);
-    throttles(registry, &held_back.0, &held_back.1);
-    users(registry, &held_back.2);
+    throttles(registry, held_back);
+    limits(registry, held_back);
     shards(registry, &status.workers);
     let mut text = String::new();
     match text::encode(&mut text, &everything) {
@@ -135,6 +146,12 @@ fn devices(registry: &mut Registry, devices: &[DeviceView]) {
     let [connected, up] = [(); 2].map(|()| Family::<Device, Gauge>::default());
     for view in devices {
         let device = Device { device: view.name.to_string() };
+        connected.get_or_create(&device).set(view.connected.into());
+        up.get_or_create(&device).set((view.state == State::Ready).into());
+        // One that does not say what it is doing has no counts either: zeroes would be counters that begin anew, and again when it does.
+        if view.phase.is_none() {
+            continue;
+        }
         let operation = |operation| DeviceOperation { device: view.name.to_string(), operation };
         let counters = &view.counters;
         for (name, count) in
@@ -148,8 +165,6 @@ fn devices(registry: &mut Registry, devices: &[DeviceView]) {
         errors.get_or_create(&device).inc_by(counters.errors);
         media_errors.get_or_create(&device).inc_by(counters.media_errors);
         interrupts.get_or_create(&device).inc_by(counters.interrupts);
-        connected.get_or_create(&device).set(view.connected.into());
-        up.get_or_create(&device).set((view.state == State::Ready).into());
     }
     registry.register("device_commands", "Commands finished", commands);
     registry.register_with_unit("device_transferred", "Data moved for the guest", Unit::Bytes, bytes);
@@ -188,41 +203,40 @@ fn copies(registry: &mut Registry, copies: &[CopyView]) {
     registry.register("copy_running", "Whether the copy goes on", running);
 }
 
-fn throttles(registry: &mut Registry, throttles: &[ThrottleView], groups: &[GroupView]) {
+fn throttles(registry: &mut Registry, held_back: &[HeldBack]) {
     let volumes = Family::<Volume, Counter>::default();
     let time = Seconds::<Volume>::default();
-    let groups_held = Family::<Group, Counter>::default();
-    for view in throttles {
+    for view in held_back.iter().flat_map(|held| &held.throttles) {
         let volume = Volume { volume: view.volume.to_string() };
         volumes.get_or_create(&volume).inc_by(view.requests);
         time.get_or_create(&volume).inc_by(seconds(view.nanoseconds));
     }
-    for view in groups {
-        groups_held.get_or_create(&Group { group: view.name.to_string() }).inc_by(view.held_back);
-    }
     registry.register("volume_held_back", "Requests that waited for a throttle", volumes);
     registry.register_with_unit("volume_held_back", "Time that they waited", Unit::Seconds, time);
-    registry.register("group_held_back", "Requests that a group was the first to hold back", groups_held);
 }
 
-fn users(registry: &mut Registry, users: &[(u32, u64)]) {
-    let held = Family::<User, Counter>::default();
-    for &(uid, count) in users {
-        held.get_or_create(&User { user: uid.to_string() }).inc_by(count);
+/// Groups, and users' caps.
+fn limits(registry: &mut Registry, held_back: &[HeldBack]) {
+    let [groups, users] = [(); 2].map(|()| Family::<OfWorker, Counter>::default());
+    for HeldBack { worker, groups: in_groups, users: of_users, .. } in held_back {
+        for view in in_groups {
+            groups.get_or_create(&of_worker("group", view.name.to_string(), worker)).inc_by(view.held_back);
+        }
+        for (uid, count) in of_users {
+            users.get_or_create(&of_worker("user", uid.to_string(), worker)).inc_by(*count);
+        }
     }
-    registry.register("app_held_back", "Requests that a user's caps were the first to hold back", held);
+    registry.register("group_held_back", "Requests that a group was the first to hold back", groups);
+    registry.register("app_held_back", "Requests that a user's caps were the first to hold back", users);
 }
 
 fn shards(registry: &mut Registry, workers: &[WorkerView]) {
-    let [busy, idle] = [(); 2].map(|()| Seconds::<Shard>::default());
-    let [turns, sleeps, held_up, commands] = [(); 4].map(|()| Family::<Shard, Counter>::default());
-    let [devices, waiting] = [(); 2].map(|()| Family::<Shard, Gauge>::default());
-    let [ticks, entries] = [(); 2].map(|()| Family::<Shard, Counter>::default());
+    let [busy, idle] = [(); 2].map(|()| Seconds::<OfWorker>::default());
+    let [turns, sleeps, held_up, commands] = [(); 4].map(|()| Family::<OfWorker, Counter>::default());
+    let [devices, waiting] = [(); 2].map(|()| Family::<OfWorker, Gauge>::default());
+    let [ticks, entries] = [(); 2].map(|()| Family::<OfWorker, Counter>::default());
     for (worker, view) in workers.iter().flat_map(|worker| worker.shards.iter().map(move |view| (worker, view))) {
-        let mut shard = vec![("shard", view.index.to_string())];
-        if !is_main(worker) {
-            shard.push(("worker", worker.name.clone()));
-        }
+        let shard = of_worker("shard", view.index.to_string(), &worker.name);
         busy.get_or_create(&shard).inc_by(seconds(view.busy_ns));
         idle.get_or_create(&shard).inc_by(seconds(view.idle_ns));
         turns.get_or_create(&shard).inc_by(view.turns);

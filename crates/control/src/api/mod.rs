@@ -545,7 +545,8 @@ async fn usage(
     if question.from.zip(question.to).is_some_and(|(from, to)| from > to) {
         return Err(Problem::bad_body(StatusCode::UNPROCESSABLE_ENTITY, "from is later than to"));
     }
-    blocking(manager, move |manager| manager.usage(&question)).await.map(Json)
+    let place = manager.places().of_sum().await;
+    in_place(manager, place, move |manager| manager.usage(&question)).await.map(Json)
 }
 
 #[utoipa::path(
@@ -585,7 +586,7 @@ async fn status(State(manager): State<Arc<Manager>>) -> Answer<Status> {
 )]
 async fn metrics(State(manager): State<Arc<Manager>>) -> Result<Response, Problem> {
     let render = |manager: &Manager| {
-        let held_back = (manager.throttles(), manager.groups(), manager.users_held_back());
+        let held_back = [metrics::HeldBack::here(manager)];
         let (volumes, devices) = (manager.volumes(), manager.devices());
         let status = manager.status_with(&volumes, &devices);
         Ok(metrics::response(&status, &devices, &volumes, &manager.copies(), &held_back))

@@ -9,10 +9,11 @@ use utoipa::ToSchema;
 
 use crate::{
     error::{Class, ControlError},
-    manager::{CHANGES, CHANGES_OF_ONE, NoPlace},
+    manager::{CHANGES, CHANGES_OF_ONE, NoPlace, SUMS},
 };
 
-/// Why a request failed. Nothing has changed; of a copy that is ending (copy-ending), what was asked for is done when it has.
+/// Why a request failed. Nothing has changed; of a copy that is ending (copy-ending), what was asked for is done when it has, and of a change that
+/// a worker has not ended (still-under-way) it may be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
     /// A word for programs, for example "volume-attached".
@@ -63,9 +64,13 @@ impl Problem {
         Self { advice, ..Self::new(StatusCode::TOO_MANY_REQUESTS, "too-many-at-the-door", detail) }
     }
 
-    /// Of a request that finds no place among those that change something.
+    /// Of a request that finds no place among those of its kind.
     pub(crate) fn no_place(why: &NoPlace) -> Self {
         let (status, code, changes) = match why {
+            NoPlace::Sums => {
+                let sums = format!("{SUMS} sums of the account");
+                (StatusCode::SERVICE_UNAVAILABLE, "too-many-sums", sums)
+            }
             NoPlace::Any => {
                 let changes = format!("{CHANGES} requests that change something");
                 (StatusCode::SERVICE_UNAVAILABLE, "too-many-changes", changes)
@@ -85,6 +90,14 @@ impl Problem {
         let detail = "another change is under way, and has not come to its end; nothing was done".to_owned();
         let advice = "try again when it has: a worker, or a file system that it needs, may not answer (\"millrace status\" and the log say more)";
         Self { advice: Some(advice.to_owned()), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "change-under-way", detail) }
+    }
+
+    /// Of a change that a worker has begun, and has not ended in the time that others' changes wait.
+    pub(crate) fn still_under_way(worker: &str) -> Self {
+        let detail = format!("worker {worker} is at it still, and may come to its end yet: what was asked for may be done");
+        let advice = "look whether it is before giving the command again; if it takes too long, a file system or a disk may not answer \
+                      (the log says more)";
+        Self::of_cell("still-under-way", detail, Some(advice.to_owned()))
     }
 
     pub(super) fn not_an_operator(uid: u32) -> Self {

@@ -6,18 +6,20 @@ use axum::body::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
     runtime::Runtime,
+    task::JoinHandle,
     time::timeout,
 };
 
 use super::*;
 use crate::manager::{
-    CHANGES, CHANGES_OF_ONE,
+    CHANGES, CHANGES_OF_ONE, SUMS,
     tests::{HUNG, PATIENCE, manager_in},
 };
 
@@ -362,6 +364,43 @@ fn changes_of_one_object_that_hang_leave_places_for_others() {
     assert_eq!(rig.json(Method::DELETE, "/v1/volumes/a", &Value::Null).0, 204);
 }
 
+/// An account of years is read for long, and who gives up waiting does not end that.
+#[test]
+fn sums_of_the_account_that_do_not_end_keep_nobody_else_from_an_answer() {
+    let rig = Rig::new();
+    // Of a cell, and whoever reads it waits for its end.
+    let account = rig.directory.path().join("cells/x/usage.log");
+    std::fs::create_dir_all(account.parent().unwrap()).unwrap();
+    mknodat(CWD, &account, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let ask = |_| rig.runtime.spawn(exchange(rig.connect(), Method::GET, "/v1/usage".to_owned(), String::new()));
+    let mut asked: Vec<_> = (0..=SUMS).map(ask).collect();
+    let refused = async {
+        loop {
+            if let Some(at) = asked.iter().position(JoinHandle::is_finished) {
+                return asked.swap_remove(at).await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let (status, _, body) = rig.runtime.block_on(async { timeout(PATIENCE, refused).await }).expect("a refusal");
+    let problem: Problem = serde_json::from_slice(&body).unwrap();
+    assert_eq!((status, problem.code.as_str(), problem.advice.is_some()), (503, "too-many-sums", true));
+    for path in ["/v1/status", "/v1/volumes", "/metrics"] {
+        assert_eq!(rig.raw(Method::GET, path, "").0, 200, "{path}");
+    }
+    // Who opens it to write, and goes, is the end of it for those that have it open by then.
+    let ended = async {
+        while !asked.iter().all(JoinHandle::is_finished) {
+            drop(open(&account, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    rig.runtime.block_on(async { timeout(PATIENCE, ended).await }).expect("the end of the account");
+    for request in asked {
+        assert_eq!(rig.runtime.block_on(request).unwrap().0, 200);
+    }
+}
+
 #[test]
 fn the_description_has_every_route() {
     let rig = Rig::new();
@@ -394,6 +433,14 @@ fn the_description_has_every_route() {
         "/v1/volumes/{name}/trace",
     ];
     assert_eq!(paths, expected.map(str::to_owned).into());
+    // So has the page for operators, and no other request.
+    let requests = description["paths"].as_object().unwrap().iter().flat_map(|(path, methods)| {
+        methods.as_object().unwrap().keys().map(move |method| format!("{} {path}", method.to_uppercase()))
+    });
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api.md")).unwrap();
+    let is_request = |code: &&str| code.starts_with(|letter: char| letter.is_ascii_uppercase()) && code.contains(" /");
+    let shown: BTreeSet<_> = page.split('`').skip(1).step_by(2).filter(is_request).map(str::to_owned).collect();
+    assert_eq!(shown, requests.collect::<BTreeSet<_>>(), "docs/api.md");
     // What it describes is there: no path is unknown, no method is refused.
     for (path, methods) in description["paths"].as_object().unwrap() {
         for method in methods.as_object().unwrap().keys() {

@@ -1,6 +1,10 @@
 //! The API of a daemon with cells: each request goes to whoever has what it is about, and what is about all of them is put together.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     Router,
@@ -14,13 +18,13 @@ use serde_json::Value;
 use tokio::{
     sync::{Mutex, MutexGuard, oneshot, watch},
     task::JoinSet,
-    time::timeout,
+    time::{sleep, timeout},
 };
 use uuid::Uuid;
 
 use super::{
     CHANGE_LIMIT, Cells, HEARD_LIMIT, Kind, LIST_LIMIT, MAIN, Place, START_LIMIT,
-    client::{CellError, ask, stream},
+    client::{Answer, CellError, ask, stream},
     door, folder,
 };
 use crate::{
@@ -63,11 +67,20 @@ impl Call {
         }
     }
 
-    /// That of whoever is in a place.
+    /// That of whoever is in a place, within the time that others' changes wait.
     async fn at(self, cells: &Cells, place: &Place) -> Response {
+        let Place::Cell(cell) = place else { return ended_within(CHANGE_LIMIT, self.here()).await };
+        cells.asked(cell, (self.parts.method.clone(), self.path()), self.body.clone(), CHANGE_LIMIT).await
+    }
+
+    /// The same, for what nobody else's change waits for: it takes as long as it takes.
+    async fn at_length(self, cells: &Cells, place: &Place) -> Response {
         let Place::Cell(cell) = place else { return self.here().await };
+        if self.parts.method == Method::GET {
+            return self.at(cells, place).await;
+        }
         let asked = (self.parts.method.clone(), self.path());
-        match cells.ask(cell, asked, self.body.clone(), CHANGE_LIMIT).await {
+        match cells.ask_while_heard(cell, asked, self.body.clone(), HEARD_LIMIT, CHANGE_LIMIT).await {
             Ok(answer) => answer.into_response(),
             Err(error) => error.problem(cell).into_response(),
         }
@@ -129,8 +142,57 @@ impl Cells {
     /// To whoever has it. What nobody has, this worker says.
     async fn pass(self: &Arc<Self>, kind: Kind, name: &str, call: Call) -> Response {
         match self.place_or_main(kind, name).await {
-            Ok(place) => call.at(self, &place).await,
+            Ok(place) => call.at_length(self, &place).await,
             Err(problem) => problem.into_response(),
+        }
+    }
+
+    /// A cell's answer. What it has not ended by then it goes on with, if it hears at all.
+    async fn asked(&self, cell: &Name, asked: (Method, &str), body: Bytes, limit: Duration) -> Response {
+        match self.answered(cell, asked, body, limit).await {
+            Ok(answer) => answer.into_response(),
+            Err(error) => error.problem(cell).into_response(),
+        }
+    }
+
+    /// The same, and whether it has answered: where it has not, nobody knows what it has done or will do, unless it was not even asked
+    /// ([`CellError::Connect`]).
+    async fn answered(
+        &self,
+        cell: &Name,
+        (method, path): (Method, &str),
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<Answer, CellError> {
+        let is_change = method != Method::GET;
+        let answered = self.ask(cell, (method, path), body, limit).await;
+        if is_change && matches!(answered, Err(CellError::Silent)) && self.hear(cell).await.is_ok() {
+            return Err(CellError::Refused(Problem::still_under_way(cell.as_str())));
+        }
+        answered
+    }
+
+    /// As [`Self::ask`], with the limit for a cell that does not hear. Whether it does is looked every so often.
+    async fn ask_while_heard(
+        &self,
+        cell: &Name,
+        asked: (Method, &str),
+        body: Bytes,
+        every: Duration,
+        limit: Duration,
+    ) -> Result<Answer, CellError> {
+        let silence = async {
+            let mut heard = Instant::now();
+            while heard.elapsed() < limit {
+                sleep(every).await;
+                if self.hear(cell).await.is_ok() {
+                    heard = Instant::now();
+                }
+            }
+        };
+        tokio::select! {
+            answer = self.ask(cell, asked, body, Duration::MAX) => answer,
+            () = silence => Err(CellError::Silent),
         }
     }
 
@@ -242,12 +304,24 @@ impl Cells {
             }
             return problem.into_response();
         }
-        let answer = call.at(self, &there).await;
+        let asked = (call.parts.method.clone(), call.path());
+        let answered = self.answered(&cell, asked, call.body.clone(), CHANGE_LIMIT).await;
         self.refresh(&cell).await;
-        if !answer.status().is_success() {
-            self.retire(&cell).await;
+        match answered {
+            Ok(answer) => {
+                if !answer.status.is_success() {
+                    self.retire(&cell).await;
+                }
+                answer.into_response()
+            }
+            Err(error) => {
+                // One that was asked may be making the device yet: that it has nothing now is no reason to end it.
+                if matches!(error, CellError::Connect(_)) {
+                    self.retire(&cell).await;
+                }
+                error.problem(&cell).into_response()
+            }
         }
-        answer
     }
 
     async fn attach(self: &Arc<Self>, device: &str, mut call: Call) -> Response {
@@ -478,6 +552,14 @@ async fn turn<'a>(
     }
 }
 
+/// This worker's answer. What it has not ended by then it goes on with.
+async fn ended_within(limit: Duration, answer: impl Future<Output = Response> + Send + 'static) -> Response {
+    match timeout(limit, tokio::spawn(answer)).await {
+        Ok(answer) => answer.unwrap_or_else(|_| Problem::panicked().into_response()),
+        Err(_) => Problem::still_under_way(MAIN).into_response(),
+    }
+}
+
 /// Tells cells that their accounts are about to be read. One that does not answer has what it has written: nobody's bills wait for it.
 async fn expect_usage(run_dir: &Path, cells: Vec<Name>) {
     let mut told = JoinSet::new();
@@ -509,224 +591,4 @@ pub(super) fn check_cell(cell: &Name, device: &DeviceSpec) -> Result<(), Control
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use std::{
-        os::fd::{AsFd, OwnedFd},
-        sync::mpsc::channel,
-    };
-
-    use axum::Json;
-    use millrace_keeper::Link;
-    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
-    use serde_json::json;
-    use tempfile::TempDir;
-    use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt},
-        net::UnixListener,
-    };
-
-    use super::*;
-    use crate::{
-        api,
-        cells::{Arranged, LOOK, Unsaid},
-        config::IsolationMode,
-        dirs::API_SOCKET,
-        manager::{
-            CHANGES, Step,
-            tests::{HUNG, PATIENCE, manager_in},
-        },
-    };
-
-    /// A daemon's own worker with isolation; its API is in its run directory.
-    pub(crate) struct Rig {
-        directory: TempDir,
-        manager: Arc<Manager>,
-        pub(crate) cells: Arc<Cells>,
-        keeper: Option<OwnedFd>,
-    }
-
-    /// What a cell says that has none of what it is asked for.
-    pub(crate) fn nothing() -> Response {
-        Json(json!([])).into_response()
-    }
-
-    impl Rig {
-        /// How a keeper says to a worker that it begins on trial.
-        pub(crate) const ON_TRIAL: u64 = 1 << 34;
-
-        fn new() -> Self {
-            Self::of(&Arranged::default(), 0)
-        }
-
-        /// With these cells, of which none answers; `how` it begins.
-        pub(crate) fn of(arranged: &Arranged, how: u64) -> Self {
-            let directory = tempfile::tempdir().unwrap();
-            let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-            let (ours, keeper) = pair.unwrap();
-            // The word for a worker to begin, in the first version of what keepers say.
-            let mut begin = [[6_u32, 0, 0, 1].map(u32::to_le_bytes).concat(), vec![0; 48]].concat();
-            begin[32..40].copy_from_slice(&how.to_le_bytes());
-            send(&keeper, &begin, SendFlags::NOSIGNAL).unwrap();
-            let link = Arc::new(Link::begin(ours, &[]).unwrap());
-            let manager = manager_in(directory.path());
-            let folders = (directory.path().to_owned(), directory.path().to_owned());
-            let cells = Cells::new(IsolationMode::Tenant, folders, &link, &manager, arranged);
-            let router = front(api::router(Arc::clone(&manager)), &cells);
-            let listener = UnixListener::bind(directory.path().join(API_SOCKET)).unwrap();
-            tokio::spawn(async move { axum::serve(listener, router).await });
-            Self { directory, manager, cells, keeper: Some(keeper) }
-        }
-
-        /// The keeper's end, for who speaks as it does.
-        pub(crate) fn keeper(&mut self) -> OwnedFd {
-            self.keeper.take().unwrap()
-        }
-
-        pub(crate) fn say_settled(keeper: &impl AsFd) {
-            let settled = [[13_u32, 0, 0, 1].map(u32::to_le_bytes).concat(), vec![0; 48]].concat();
-            send(keeper, &settled, SendFlags::NOSIGNAL).unwrap();
-        }
-
-        /// A cell of this name that answers so, from now on.
-        pub(crate) fn cell(&self, name: &str, answer: impl Fn(&Method, &str) -> Response + Clone + Send + Sync + 'static) {
-            let own = folder(self.directory.path(), &name.parse().unwrap());
-            std::fs::create_dir_all(&own).unwrap();
-            let listener = UnixListener::bind(own.join(API_SOCKET)).unwrap();
-            let answer = move |request: Request| {
-                let answer = answer.clone();
-                async move { answer(request.method(), request.uri().path()) }
-            };
-            tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
-        }
-
-        pub(crate) fn post(&self, path: &'static str, body: &Value) -> impl Future<Output = StatusCode> + use<> {
-            let (directory, body) = (self.directory.path().to_owned(), body.to_string());
-            async move { ask(&directory, Method::POST, path, body.into(), PATIENCE).await.unwrap().status }
-        }
-    }
-
-    impl Drop for Rig {
-        fn drop(&mut self) {
-            self.manager.shutdown();
-        }
-    }
-
-    #[tokio::test]
-    async fn a_name_is_not_free_while_a_cell_may_have_it() {
-        let volume = |name: &str| json!({ "name": name, "size": "1M", "backend": "memory" });
-        let x: Name = "x".parse().unwrap();
-        let rig = Rig::of(&Arranged::of([x.clone()].into()), 0);
-        assert_eq!(rig.post("/v1/volumes", &volume("v")).await, StatusCode::SERVICE_UNAVAILABLE);
-        let device = json!({ "name": "d", "nvme": {} });
-        assert_eq!(rig.post("/v1/devices", &device).await, StatusCode::SERVICE_UNAVAILABLE);
-        let shown = ask(rig.directory.path(), Method::GET, "/v1/volumes/v", Bytes::new(), PATIENCE).await.unwrap();
-        assert_eq!(shown.status, StatusCode::SERVICE_UNAVAILABLE, "nobody can say that there is none");
-        rig.cell("x", |_, _| nothing());
-        assert_eq!(rig.post("/v1/volumes", &volume("v")).await, StatusCode::CREATED);
-        // After a start of the daemon its state says what it has.
-        let mut stored = Unsaid::default();
-        stored.note(Kind::Volumes, &"v".parse().unwrap(), None);
-        let rig = Rig::of(&Arranged { stored: [(x.clone(), stored)].into(), ..Arranged::of([x].into()) }, 0);
-        assert_eq!(rig.post("/v1/volumes", &volume("v")).await, StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(rig.post("/v1/volumes", &volume("w")).await, StatusCode::CREATED);
-    }
-
-    #[tokio::test]
-    async fn a_file_system_that_does_not_answer_keeps_no_other_change_waiting() {
-        let rig = Rig::new();
-        let path = rig.directory.path().join("a.img");
-        let (release, hung) = channel::<()>();
-        HUNG.lock().unwrap().insert(path.clone(), hung);
-        let on_file = json!({ "name": "a", "size": "1M", "backend": format!("file:{}", path.display()) });
-        let hangs = tokio::spawn(rig.post("/v1/volumes", &on_file));
-        let looks = async {
-            while HUNG.lock().unwrap().contains_key(&path) {
-                tokio::time::sleep(LOOK).await;
-            }
-        };
-        timeout(PATIENCE, looks).await.expect("a look that hangs");
-        for (path, body) in [
-            ("/v1/volumes", json!({ "name": "b", "size": "1M", "backend": "memory" })),
-            ("/v1/devices", json!({ "name": "d", "nvme": {} })),
-            ("/v1/devices/d/namespaces", json!({ "volume": "b" })),
-        ] {
-            assert_eq!(rig.post(path, &body).await, StatusCode::CREATED, "{path}");
-        }
-        assert!(!hangs.is_finished(), "it waits");
-        drop(release);
-        assert_eq!(hangs.await.unwrap(), StatusCode::CREATED);
-    }
-
-    #[tokio::test]
-    async fn a_move_that_was_begun_needs_no_other_place() {
-        let rig = Rig::new();
-        let (cell, look) = (Place::Cell("x".parse().unwrap()), || Step::Look { volume: "none".to_owned() });
-        let first = rig.cells.place_for_move(&cell, &Place::Main).await.unwrap();
-        assert!(first.is_some());
-        let mut others = Vec::new();
-        for _ in 1..CHANGES {
-            others.push(rig.manager.places().of_move().await.unwrap());
-        }
-        let refused = rig.cells.place_for_move(&Place::Main, &cell).await.unwrap_err();
-        assert_eq!(refused.code, "too-many-changes");
-        for held in [first.as_ref(), None] {
-            let looked = rig.cells.step(&Place::Main, look(), held).await;
-            let answer = looked.map_err(Problem::from).unwrap_err();
-            assert_eq!(answer.code, "no-volume", "it was done");
-        }
-    }
-
-    #[tokio::test]
-    async fn nothing_is_done_for_who_has_waited_for_too_long_or_has_gone() {
-        let change = Mutex::new(());
-        let is_told_no = |turn: Result<MutexGuard<'_, ()>, Problem>| turn.is_err_and(|problem| problem.status == 503);
-        let exchanged = watch::Sender::new(false);
-        let under_way = change.lock().await;
-        let (asker, mut gone) = oneshot::channel();
-        assert!(is_told_no(turn((&change, &exchanged), &mut gone, Duration::ZERO).await));
-        let waits = turn((&change, &exchanged), &mut gone, PATIENCE);
-        drop(asker);
-        assert!(is_told_no(waits.await));
-        drop(under_way);
-        let (asker, mut gone) = oneshot::channel();
-        drop(asker);
-        let its = turn((&change, &exchanged), &mut gone, PATIENCE).await;
-        assert!(is_told_no(its), "its turn has come, and nobody waits for it");
-        let (_asker, mut gone) = oneshot::channel();
-        assert!(turn((&change, &exchanged), &mut gone, PATIENCE).await.is_ok());
-    }
-
-    #[tokio::test]
-    async fn who_waits_while_this_worker_is_exchanged_is_told_so() {
-        let (change, exchanged) = (Mutex::new(()), watch::Sender::new(false));
-        let ((_asker, mut gone), (_other, mut theirs)) = (oneshot::channel(), oneshot::channel());
-        let upgrade = change.lock().await;
-        let code = |turn: Result<MutexGuard<'_, ()>, Problem>| turn.map(drop).unwrap_err().code;
-        let waits = turn((&change, &exchanged), &mut gone, PATIENCE);
-        let (waited, _) = tokio::join!(waits, async { exchanged.send_replace(true) });
-        assert_eq!(code(waited), "upgrading");
-        assert_eq!(code(turn((&change, &exchanged), &mut theirs, PATIENCE).await), "upgrading", "who comes later, too");
-        exchanged.send_replace(false);
-        drop(upgrade);
-        assert!(turn((&change, &exchanged), &mut gone, PATIENCE).await.is_ok(), "it has failed");
-    }
-
-    #[tokio::test]
-    async fn who_writes_an_account_is_told_before_it_is_read() {
-        let directory = tempfile::tempdir().unwrap();
-        let cells: [Name; 2] = ["x", "gone"].map(|name| name.parse().unwrap());
-        let own = folder(directory.path(), &cells[0]);
-        std::fs::create_dir_all(&own).unwrap();
-        let listener = UnixListener::bind(own.join(API_SOCKET)).unwrap();
-        let cell = tokio::spawn(async move {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let mut heard = [0; 4096];
-            let length = stream.read(&mut heard).await.unwrap();
-            stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.unwrap();
-            String::from_utf8_lossy(&heard[..length]).into_owned()
-        });
-        // One that does not answer keeps nobody from it.
-        expect_usage(directory.path(), cells.into()).await;
-        assert!(cell.await.unwrap().starts_with("POST /cell/usage "));
-    }
-}
+pub(super) mod tests;

@@ -47,7 +47,7 @@ impl Cells {
     }
 
     /// What cells say of their groups.
-    async fn groups_elsewhere(self: &Arc<Self>) -> Vec<(Result<Vec<GroupView>, CellError>, Name)> {
+    pub(super) async fn groups_elsewhere(self: &Arc<Self>) -> Vec<(Result<Vec<GroupView>, CellError>, Name)> {
         let mut asked = JoinSet::new();
         for cell in self.names() {
             let cells = Arc::clone(self);

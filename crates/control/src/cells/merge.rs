@@ -1,6 +1,6 @@
 //! What is about all cells, put together.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{
     Json,
@@ -12,11 +12,14 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::{Cells, Kind, LIST_LIMIT, MAIN, client::CellError, front::Call, sessions::is_reserved};
+use super::{Cells, Kind, Known, LIST_LIMIT, client::CellError, front::Call, sessions::is_reserved};
 use crate::{
     Name,
-    api::{Problem, metrics},
-    manager::{Status, WorkerView},
+    api::{
+        Problem,
+        metrics::{self, HeldBack},
+    },
+    manager::{GroupView, Status, WorkerView},
 };
 
 /// What a good answer says.
@@ -101,21 +104,29 @@ impl Cells {
         }
     }
 
+    /// What cells' groups, which are given, and users' caps there have held back.
+    fn held_back(&self, mut groups: BTreeMap<Name, Vec<GroupView>>) -> Vec<HeldBack> {
+        let in_cell = |(cell, known): (&Name, &Known)| HeldBack {
+            worker: cell.to_string(),
+            throttles: Vec::new(),
+            groups: groups.remove(cell).unwrap_or_default(),
+            users: known.held_back().into_iter().collect(),
+        };
+        self.known().iter().map(in_cell).collect()
+    }
+
     pub(super) async fn metrics(self: &Arc<Self>, call: Call) -> Response {
         drop(call);
         let manager = Arc::clone(&self.manager);
         let own = move || {
-            let held_back = (manager.throttles(), manager.groups(), manager.users_held_back());
+            let held_back = HeldBack::here(&manager);
             let (volumes, devices) = (manager.volumes(), manager.devices());
             (manager.status_with(&volumes, &devices), volumes, devices, manager.copies(), held_back)
         };
-        let Ok((status, mut volumes, mut devices, mut copies, mut held_back)) = tokio::task::spawn_blocking(own).await
-        else {
+        let Ok((status, mut volumes, mut devices, mut copies, held_back)) = tokio::task::spawn_blocking(own).await else {
             return Problem::panicked().into_response();
         };
         let status = self.sum(status).await;
-        self.add_members(&mut held_back.1).await;
-        held_back.2.extend(self.others().held_back);
         for (kind, name) in [(Kind::Volumes, "volumes"), (Kind::Devices, "devices"), (Kind::Copies, "copies")] {
             for view in self.views(kind, Vec::new()).await {
                 // One that another version made and this one does not understand is left out.
@@ -129,11 +140,52 @@ impl Cells {
                 }
             }
         }
-        metrics::response(&status, &devices, &volumes, &copies, &held_back)
+        let groups = if held_back.groups.is_empty() { Vec::new() } else { self.groups_elsewhere().await };
+        let groups = groups.into_iter().filter_map(|(groups, cell)| Some((cell, groups.ok()?))).collect();
+        let mut everywhere = vec![held_back];
+        everywhere.extend(self.held_back(groups));
+        metrics::response(&status, &devices, &volumes, &copies, &everywhere)
     }
 }
 
-/// Whether a worker is the daemon's own.
-pub(crate) fn is_main(worker: &WorkerView) -> bool {
-    worker.name == MAIN
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cells::{
+        Arranged,
+        front::tests::{Rig, nothing},
+    };
+
+    /// Sums would become less with each worker that ends.
+    #[tokio::test]
+    async fn what_each_worker_holds_back_is_told_apart() {
+        let names: [Name; 2] = ["x", "y"].map(|name| name.parse().unwrap());
+        let rig = Rig::of(&Arranged::of(names.into()), 0);
+        for (name, count) in [("x", 7), ("y", 9)] {
+            rig.cell(name, move |_, path| match path {
+                "/v1/groups" => {
+                    let caps = json!({ "iops": 1000 });
+                    let group =
+                        json!({ "name": "g", "caps": caps, "weight": 1, "volumes": [], "groups": [], "held_back": count });
+                    Json(json!([group])).into_response()
+                }
+                "/v1/devices" => {
+                    let session = json!({ "name": name, "session_of_uid": 5, "session_held_back": count, "namespaces": [] });
+                    Json(json!([session])).into_response()
+                }
+                _ => nothing(),
+            });
+        }
+        rig.post("/v1/groups", &json!({ "name": "g", "caps": { "iops": 1000 } })).await;
+        let text = rig.get("/metrics").await;
+        for sample in [
+            "group_held_back_total{group=\"g\"} 0",
+            "group_held_back_total{group=\"g\",worker=\"x\"} 7",
+            "group_held_back_total{group=\"g\",worker=\"y\"} 9",
+            "app_held_back_total{user=\"5\",worker=\"x\"} 7",
+            "app_held_back_total{user=\"5\",worker=\"y\"} 9",
+        ] {
+            assert!(text.lines().any(|line| line.strip_prefix("millrace_") == Some(sample)), "{sample}: {text}");
+        }
+    }
 }

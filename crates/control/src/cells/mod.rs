@@ -43,7 +43,6 @@ pub(crate) use self::{
     begin::BeginError,
     door::door,
     front::front,
-    merge::is_main,
 };
 use self::{
     begin::Found,

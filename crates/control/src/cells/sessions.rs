@@ -71,7 +71,7 @@ impl Known {
     }
 
     /// Requests that users' caps have held back there: each of a user's sessions says what is of all of them.
-    fn held_back(&self) -> BTreeMap<u32, u64> {
+    pub(super) fn held_back(&self) -> BTreeMap<u32, u64> {
         let of = |view: &Value| Some((session_of(view)?, view["session_held_back"].as_u64()?));
         self.devices.values().filter_map(of).collect()
     }
@@ -128,7 +128,7 @@ impl Cells {
         });
         let (over, limits) = looked.await.unwrap_or_default();
         for (uid, caps) in limits {
-            self.tell_limit(cell, &Limit { uid, caps }).await;
+            self.tell_limit(cell, &Limit { uid, caps }, CHANGE_LIMIT).await;
         }
         for Shown { name, uid, .. } in over {
             let path = format!("{}/{name}", Kind::Devices.path());
@@ -149,9 +149,9 @@ impl Cells {
         self.refresh(cell).await;
     }
 
-    async fn tell_limit(&self, cell: &Name, limit: &Limit) {
+    async fn tell_limit(&self, cell: &Name, limit: &Limit, within: Duration) {
         let (uid, body) = (limit.uid, serde_json::to_vec(limit).expect("caps are numbers and text"));
-        match self.ask(cell, (Method::POST, door::LIMIT), body.into(), CHANGE_LIMIT).await {
+        match self.ask(cell, (Method::POST, door::LIMIT), body.into(), within).await {
             Ok(answer) if answer.status.is_success() => {
                 tracing::info!(uid, worker = %cell, "the user's sessions there obey other caps");
             }
@@ -186,6 +186,7 @@ impl Cells {
             let Some(granted) = self.admit(&cell, asker, spec).await? else { continue };
             let error = match self.make_session(&cell, &granted).await {
                 Ok(stream) => {
+                    self.obey_caps(&cell, &granted).await;
                     self.watch(cell);
                     return Ok(Some((granted.name, stream)));
                 }
@@ -198,6 +199,19 @@ impl Cells {
                 return Err(error.problem(&cell));
             }
             tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// Says the user's caps to a cell where a session that was just made obeys others: they have changed since it was granted, and who changed
+    /// them did not see it yet.
+    async fn obey_caps(&self, cell: &Name, granted: &Granted) {
+        let made = |known: &Known| known.shown().into_iter().find(|shown| shown.name == granted.name.as_str());
+        let Some(Shown { uid, caps: obeyed, .. }) = self.known().get(cell).and_then(made) else { return };
+        let manager = Arc::clone(&self.manager);
+        let Ok(caps) = tokio::task::spawn_blocking(move || manager.caps_of_user(uid)).await else { return };
+        if caps != obeyed {
+            // The program waits for it; where the cell does not answer, whoever watches it says them again.
+            self.tell_limit(cell, &Limit { uid, caps }, SESSION_LIMIT).await;
         }
     }
 
@@ -418,6 +432,38 @@ mod tests {
             let ended = timeout(PATIENCE, told.recv()).await.expect("the session's end");
             assert_eq!(ended.as_deref(), Some("/v1/devices/s"));
         }
+    }
+
+    /// What the cell says of a session that was granted when its user had caps, which he has no more.
+    #[tokio::test]
+    async fn a_session_obeys_what_was_said_of_its_user_while_it_was_made() {
+        let x: Name = "x".parse().unwrap();
+        let rig = Rig::of(&Arranged::of([x.clone()].into()), 0);
+        let (tell, mut told) = unbounded_channel();
+        rig.cell("x", move |method, path| -> Response {
+            if *method == Method::POST {
+                let _ = tell.send(path.to_owned());
+                return StatusCode::NO_CONTENT.into_response();
+            }
+            if path != Kind::Devices.path() {
+                return nothing();
+            }
+            let shows = json!([{ "volume": "v", "read_only": false }]);
+            let session = |name: &str| json!({ "name": name, "session_of_uid": STRANGER, "namespaces": shows });
+            let (mut old, new) = (session("old"), session("new"));
+            old["session_caps"] = json!({ "iops": 5 });
+            Json(json!([old, new])).into_response()
+        });
+        rig.cells.refresh_all().await;
+        let granted = |name: &str| {
+            let (name, volume) = (name.parse().unwrap(), "v".to_owned());
+            Granted { name, uid: STRANGER, volume, read_only: false, caps: GroupCaps::default() }
+        };
+        for name in ["new", "gone", "old"] {
+            rig.cells.obey_caps(&x, &granted(name)).await;
+        }
+        assert_eq!(timeout(PATIENCE, told.recv()).await.expect("caps").as_deref(), Some(door::LIMIT));
+        assert!(told.try_recv().is_err(), "the others obey what he has");
     }
 
     #[test]

@@ -104,7 +104,8 @@ impl Cells {
 
     async fn upgrade_one(&self, cell: &Name, body: Bytes) -> Result<(), String> {
         let before = self.upgrade_of(cell).await.map(|view| view.id);
-        let begun = self.ask(cell, (Method::POST, PATH), body, LIST_LIMIT).await;
+        // It looks at files and fetches keys first, which has an end of its own.
+        let begun = self.ask(cell, (Method::POST, PATH), body, CHANGE_LIMIT).await;
         let id = match begun.and_then(|answer| answer.json::<UpgradeView>()) {
             Ok(view) => Some(view.id),
             // A new binary that was quick: the old worker let go before it had answered.

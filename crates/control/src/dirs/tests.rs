@@ -39,6 +39,28 @@ fn an_old_socket_goes_and_anything_else_stays() {
 }
 
 #[test]
+fn a_directory_that_others_may_have_made_is_not_believed() {
+    let temporary = tempfile::tempdir().unwrap();
+    let (path, ours) = (temporary.path().join("run"), user());
+    make_private(&path).unwrap();
+    let seen_by = |user| is_anothers(&fs::symlink_metadata(&path).unwrap(), user);
+    assert!(!seen_by(ours) && seen_by(ours + 1));
+    // The systemd unit and who has programs of others at the door let others pass.
+    for (mode, is_believed) in [(0o711, true), (0o755, true), (0o720, false), (0o777, false)] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(!seen_by(ours), is_believed, "{mode:o}");
+    }
+    std::os::unix::fs::symlink(&path, temporary.path().join("link")).unwrap();
+    assert!(is_anothers(&fs::symlink_metadata(temporary.path().join("link")).unwrap(), ours), "it may lead elsewhere");
+    // One that somebody has named is his own choice.
+    trust_run_dir(&path).unwrap();
+    // No user has this number.
+    let nobody = u32::MAX - 7;
+    let unseen = trust(&temporary_run_dir(nobody), nobody).unwrap_err();
+    assert!(matches!(unseen, DirError::Io { ref source, .. } if source.kind() == io::ErrorKind::NotFound), "{unseen}");
+}
+
+#[test]
 fn a_path_that_is_no_directory_is_named() {
     let temporary = tempfile::tempdir().unwrap();
     let file = temporary.path().join("file");

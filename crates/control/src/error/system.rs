@@ -65,6 +65,7 @@ pub(super) fn of_graph(error: &GraphError) -> Class {
         GraphError::Leaf { source: LeafError::Volume(error), .. } => of_volume(error),
         GraphError::Service { source, .. } => of_service(source),
         GraphError::WayBack { .. } => Class::Failed,
+        GraphError::Unfinished { .. } => Class::Conflict,
         GraphError::Leaf { source: LeafError::Refused(_), .. } | GraphError::Twice { .. } => Class::Invalid,
     }
 }

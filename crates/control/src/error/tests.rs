@@ -142,3 +142,35 @@ fn what_the_system_said_comes_with_what_to_do() {
         assert!(advice.is_none_or(|advice| advice.contains(remedy.unwrap_or_default())), "{what}");
     }
 }
+
+/// Where the reason says what to do, nothing else is proposed.
+#[test]
+fn a_volume_whose_memory_is_gone_has_one_way_on() {
+    let failed = |reason: &str| ControlError::VolumeFailed { name: name("v"), reason: reason.to_owned() };
+    let emptied = failed(&format!("it holds no mirror; {EMPTIED}: \"millrace volume delete v\", and make it anew"));
+    assert_eq!(emptied.advice(), None);
+    let gone = failed("cannot open /v.img: No such file").advice();
+    assert!(gone.is_some_and(|advice| advice.contains("put that right")));
+}
+
+#[test]
+fn what_stands_in_the_way_comes_with_what_to_do() {
+    let lost = |errno: Errno| ControlError::SessionLost { device: name("d"), source: errno.into() };
+    let account = |errno: Errno| ControlError::Account { source: errno.into() };
+    for (error, remedy) in [
+        (ControlError::Commanded { name: name("v") }, "try again"),
+        (ControlError::ReadOnly { name: name("v") }, "without --read-only"),
+        (ControlError::NsidRange { device: name("d"), nsid: 9, largest: 4 }, "another --nsid"),
+        (ControlError::AttachedAlready { device: name("d"), volume: name("v"), nsid: 3 }, "\"millrace device detach d 3\""),
+        // Of a controller, its name alone would not say which volume.
+        (ControlError::OtherKind { volume: name("v"), other: name("d") }, "\"millrace device detach d v\""),
+        (ControlError::NoUpgrade, "\"millrace upgrade\""),
+        (ControlError::Stopping, "try again"),
+        (lost(Errno::CONNREFUSED), "open the volume once more"),
+        (lost(Errno::MFILE), "--file-limit"),
+        (account(Errno::ACCESS), "docs/formats/usage.md"),
+        (account(Errno::IO), "dmesg"),
+    ] {
+        assert!(error.advice().is_some_and(|advice| advice.contains(remedy)), "{error}: {:?}", error.advice());
+    }
+}

@@ -130,7 +130,10 @@ impl Manager {
         let (needless, stored): (Vec<_>, Vec<_>) = stored.into_iter().partition(|app| !go_on && self.is_needless(app));
         if !needless.is_empty() {
             let remove_apps = needless.iter().map(|app| app.uid).collect();
-            self.store.apply(&Changes { remove_apps, ..Changes::default() })?;
+            // It says no more than the file: that it is there still is no reason not to start.
+            if let Err(error) = self.store.apply(&Changes { remove_apps, ..Changes::default() }) {
+                tracing::warn!(%error, "what is said of users twice could not be removed from the state; the next start does it");
+            }
         }
         for app in stored {
             if self.in_file(app.uid).is_some() {

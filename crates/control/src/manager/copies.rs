@@ -34,8 +34,8 @@ use crate::{
     store::{Changes, CopyRecord},
 };
 
-/// Copies that have ended and are remembered; after that the oldest is forgotten.
-const ENDED: usize = 64;
+/// Copies that have ended and are remembered; after that the one whose end is the longest ago is forgotten.
+pub(super) const ENDED: usize = 64;
 /// How long the end of copies is waited for when the daemon stops.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long an order waits for the end of a copy's present step: behind a slow volume that takes long, behind one that hangs for ever.
@@ -50,6 +50,8 @@ pub(super) struct Copy {
     thread: Option<Running>,
     /// Why it has failed, while that could not be stored.
     failing: Option<String>,
+    /// When it ended; `None`: it has not, or that was before the last start.
+    ended: Option<Instant>,
 }
 
 struct Running {
@@ -59,7 +61,7 @@ struct Running {
 
 impl Copy {
     fn new(record: CopyRecord) -> Self {
-        Self { record, thread: None, failing: None }
+        Self { record, thread: None, failing: None, ended: None }
     }
 
     /// Whether its thread was told to end and has not yet.
@@ -319,7 +321,7 @@ impl Manager {
         }
         let failed = CopyRecord { state: CopyState::Failed, reason: Some(reason.clone()), ..copy.record.clone() };
         match self.store.apply(&Changes { put_copies: vec![&failed], ..Changes::default() }) {
-            Ok(()) => (copy.record, copy.failing) = (failed, None),
+            Ok(()) => (copy.record, copy.failing, copy.ended) = (failed, None, Some(Instant::now())),
             Err(error) => {
                 if copy.failing.replace(reason).is_none() {
                     tracing::warn!(copy = %name, %error, "a copy's failure could not be stored yet; its target is not free");
@@ -435,12 +437,13 @@ impl Inner {
         (1..=u32::from(u16::MAX)).filter_map(name).find(|name: &Name| !self.copies.contains_key(name))
     }
 
-    /// Copies that have ended and are too many.
+    /// Copies that have ended and are too many. Who waits for one that took long finds it: it goes by its end.
     fn forgettable(&self) -> Vec<&Name> {
-        let mut ended: Vec<_> = self.copies.values().filter(|copy| !copy.holds()).map(|copy| &copy.record).collect();
-        ended.sort_by_key(|record| record.begun);
+        let mut ended: Vec<_> = self.copies.values().filter(|copy| !copy.holds()).collect();
+        // Those from before the last start are the first, and of them is known when they began.
+        ended.sort_by_key(|copy| (copy.ended, copy.record.begun));
         let surplus = (ended.len() + 1).saturating_sub(ENDED);
-        ended.into_iter().take(surplus).map(|record| &record.name).collect()
+        ended.into_iter().take(surplus).map(|copy| &copy.record.name).collect()
     }
 
     /// The copy that a volume is the target of.
@@ -501,15 +504,29 @@ impl Inner {
         Ok((switch(source)?, switch(target)?))
     }
 
-    /// Whether any of a volume's blocks are in memory.
+    /// Whether any of a volume's blocks are in memory and nowhere else.
     pub(super) fn is_in_memory(&self, volume: &Name) -> bool {
-        let below = |leaf: &Leaf| match leaf.volume().map(str::parse::<Name>) {
+        self.volumes.get(volume).is_some_and(|volume: &Volume| self.is_node_in_memory(&volume.record.spec.stack))
+    }
+
+    fn is_node_in_memory(&self, node: &Node) -> bool {
+        match (node, node.legs()) {
+            (Node::Leaf(leaf), _) => self.is_leaf_in_memory(leaf),
+            // The slow leg has all of it.
+            (_, [_, slow]) if node.word() == "cache" && node.settings().text("mode") == Some("through") => {
+                self.is_node_in_memory(slow)
+            }
+            (_, legs) if node.word() == "mirror" => legs.iter().all(|leg| self.is_node_in_memory(leg)),
+            (_, legs) => legs.iter().any(|leg| self.is_node_in_memory(leg)),
+        }
+    }
+
+    fn is_leaf_in_memory(&self, leaf: &Leaf) -> bool {
+        match leaf.volume().map(str::parse::<Name>) {
             Some(Ok(volume)) => self.is_in_memory(&volume),
             Some(Err(_)) => false,
             None => leaf.is_memory(),
-        };
-        let stack: Option<&Node> = self.volumes.get(volume).map(|volume: &Volume| &volume.record.spec.stack);
-        stack.is_some_and(|stack| stack.leaves().into_iter().any(below))
+        }
     }
 
     /// What a copy's thread tells while it runs, and at its end. Only what is stored is so; whether it is.
@@ -519,6 +536,7 @@ impl Inner {
         change(&mut record);
         match manager.store.apply(&Changes { put_copies: vec![&record], ..Changes::default() }) {
             Ok(()) => {
+                copy.ended = (!is_open(&record)).then(Instant::now);
                 copy.record = record;
                 true
             }

@@ -18,7 +18,6 @@ use super::{Inner, Manager, host::status_of, shapes::formatted};
 use crate::{
     Name,
     error::ControlError,
-    model::VolumeSpec,
     store::{Changes, VolumeRecord},
 };
 
@@ -145,11 +144,10 @@ impl Inner {
         }
     }
 
-    /// The other way round: a volume that a change takes off a disk gives its room back meanwhile, which the disk would wait for.
-    pub(super) fn check_shares_idle(&self, disk: &VolumeSpec) -> Result<(), ControlError> {
-        let name = disk.name.as_str();
-        match self.changing.keys().find(|by| disk.stack.is_disk() && by.as_str() != name && self.is_over(by.as_str(), name))
-        {
+    /// The other way round: a volume that is made on a disk, or that a change puts there or takes away, has its table meanwhile, or waits for the
+    /// disk's own change. Nothing else is done to the disk that would wait for that.
+    pub(super) fn check_shares_idle(&self, disk: &str) -> Result<(), ControlError> {
+        match self.changing.keys().find(|by| by.as_str() != disk && self.is_over(by.as_str(), disk)) {
             Some(by) => Err(ControlError::Changing { name: by.clone() }),
             None => Ok(()),
         }
@@ -158,6 +156,9 @@ impl Inner {
     /// A volume, for a change that it cannot take while it is being formatted, or changed, or copied to, or while it, or what it is made
     /// of, or what is made of it, is being resized.
     pub(super) fn idle_volume(&self, name: &str) -> Result<&super::Volume, ControlError> {
+        if let Some((name, _)) = self.creating.get_key_value(name) {
+            return Err(ControlError::Changing { name: name.clone() });
+        }
         let volume = self.volume(name)?;
         if let Some(name) = self.commanded.get(name) {
             return Err(ControlError::Commanded { name: name.clone() });

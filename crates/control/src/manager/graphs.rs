@@ -21,6 +21,7 @@ use std::{
 use millrace_backends::{BackendSpec, FileOptions, FileVolume};
 use millrace_block::{BlockSize, Ledger, Switch, Volume as Blocks, VolumeError};
 use millrace_engine::{ShardConfig, ShardHandle};
+use millrace_keeper::Link;
 use millrace_services::{
     Health, Leaf, MAX_DEPTH, Node, Reason, Service, Settings, SharedObjects, Status,
     background::{OnShards, Spawner},
@@ -36,7 +37,7 @@ use super::{
     Inner, Manager, VolumeView,
     leaves::KeptLeaves,
     shapes::Shapes,
-    volumes::{FileChange, FileIdentity},
+    volumes::{FileChange, FileIdentity, forget_kept},
 };
 use crate::{
     Name, Size,
@@ -83,6 +84,7 @@ pub(crate) fn seconds_now() -> u64 {
 }
 
 /// What graphs are made with.
+#[derive(Clone)]
 pub(super) struct Means {
     pub(super) shared: Arc<SharedObjects>,
     pub(super) spawner: Arc<dyn Spawner>,
@@ -125,11 +127,28 @@ impl LiveGraph {
     }
 }
 
+/// Volumes by their names, as what is made of them has them.
+type Others = BTreeMap<Name, Arc<dyn Blocks>>;
+
+/// What a volume's inside is made of, as it is when this is taken. What exists need not be locked while it is made, as long as its name and stack
+/// are marked ([`Inner::changing`]).
+pub(super) struct Materials {
+    means: Means,
+    keeper: Option<Arc<Link>>,
+    others: Arc<Others>,
+    /// How long a stored volume's file is waited for at most.
+    patience: Duration,
+    /// When this worker began to open files.
+    began: u64,
+    /// Others wait for a stored volume: what takes long is left to do ([`erasures`](super::erasures)).
+    at_once: bool,
+}
+
 /// How leaves are opened.
 struct Opener<'a> {
     spec: &'a VolumeSpec,
     /// What other volumes are.
-    volumes: BTreeMap<Name, Arc<dyn Blocks>>,
+    volumes: Arc<Others>,
     /// What is known of a stored volume: files must be there in full, and are neither made nor lengthened.
     stored: Option<Stored<'a>>,
     /// Where blocks in memory are kept for the next worker.
@@ -241,14 +260,33 @@ fn failed(name: &Name, error: GraphError) -> ControlError {
 }
 
 impl Inner {
-    /// What the graph of a volume may use.
-    fn opener<'a>(&self, spec: &'a VolumeSpec, stored: Option<Stored<'a>>, kept: Option<KeptLeaves>) -> Opener<'a> {
-        let live = |(name, volume): (&Name, &super::Volume)| {
+    /// What a volume's inside is made of now. Of other volumes it is those that its stack names: who has it keeps them open.
+    pub(super) fn materials(&self, spec: &VolumeSpec) -> Materials {
+        let live = |leaf: &Leaf| {
+            let (name, volume) = self.volumes.get_key_value(leaf.volume()?)?;
             let blocks: Arc<dyn Blocks> = Arc::<Switch>::clone(&volume.graph.as_ref()?.switch);
             Some((name.clone(), blocks))
         };
-        let volumes = self.volumes.iter().filter_map(live).collect();
+        let others = Arc::new(spec.stack.leaves().into_iter().filter_map(live).collect());
         let (patience, began) = (self.late.patience(&spec.name), self.late.began());
+        Materials { means: self.means.clone(), keeper: self.keeper.clone(), others, patience, began, at_once: false }
+    }
+}
+
+impl Materials {
+    /// The same while others wait: what takes long is left to do.
+    pub(super) fn at_once(self) -> Self {
+        Self { at_once: true, ..self }
+    }
+
+    /// Who holds what must outlive this process.
+    pub(super) fn keeper(&self) -> Option<&Arc<Link>> {
+        self.keeper.as_ref()
+    }
+
+    /// What the graph of a volume may use.
+    fn opener<'a>(&self, spec: &'a VolumeSpec, stored: Option<Stored<'a>>, kept: Option<KeptLeaves>) -> Opener<'a> {
+        let (volumes, patience, began) = (Arc::clone(&self.others), self.patience, self.began);
         Opener { spec, volumes, stored, kept, patience, began, files: RefCell::default(), opened: RefCell::default() }
     }
 
@@ -272,7 +310,7 @@ impl Inner {
             Err(error) => {
                 files.into_iter().for_each(FileChange::undo);
                 if stored.is_none() {
-                    self.forget_kept(&spec.name, uuid);
+                    forget_kept(self.keeper(), &spec.name, uuid);
                 }
                 Err(error)
             }
@@ -298,14 +336,20 @@ impl Inner {
         }
         let switch = Switch::kept(name.as_str(), Arc::clone(graph.volume()), self.means.ledger(name));
         check_scratch(name, switch.scratch_bytes())?;
-        let reason = if opener.stored.is_some() { Reason::Open } else { Reason::Create };
-        if let Err(error) = graph.mount(reason) {
+        let mounted = match opener.stored {
+            Some(_) if self.at_once => graph.mount_at_once(),
+            Some(_) => graph.mount(Reason::Open),
+            None => graph.mount(Reason::Create),
+        };
+        if let Err(error) = mounted {
             *lost |= graph.has_untold();
             return Err(failed(name, error));
         }
         Ok(LiveGraph { switch, graph, files: opener.opened.take() })
     }
+}
 
+impl Inner {
     /// Whether the leaves of a stack are free: no file and no volume in two places, no volume over itself.
     pub(super) fn check_leaves(&self, spec: &VolumeSpec) -> Result<(), ControlError> {
         let wrong = |why: String| ControlError::invalid("volume", &spec.name, why);

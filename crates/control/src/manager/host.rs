@@ -340,7 +340,7 @@ impl Manager {
         let (put_volumes, put_devices) = (vec![&new.volume.record], vec![&record]);
         let remove_files = file.into_iter().collect();
         if let Err(error) = self.store.apply(&Changes { put_volumes, put_devices, remove_files, ..Changes::default() }) {
-            new.undo(&inner);
+            new.undo(inner.keeper.as_ref());
             self.is_done_with(file);
             return Err(not_stored(error));
         }
@@ -453,7 +453,7 @@ impl Inner {
                 0 => format!("{stem}-ns{nsid}"),
                 _ => format!("{stem}-ns{nsid}.{attempt}"),
             };
-            text.parse().ok().filter(|name: &Name| !self.volumes.contains_key(name))
+            text.parse().ok().filter(|name: &Name| !self.volumes.contains_key(name) && !self.creating.contains_key(name))
         })
     }
 

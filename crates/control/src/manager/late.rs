@@ -17,8 +17,9 @@
 //!   its disk answers. The same where a leg was out of use before the dead worker ended. After [`PATIENCE`] it is others' requests that have not ended.
 //! * Of what this worker has not opened, it knows nothing but what the witness tells.
 //!
-//! A file system that does not answer would hang whoever opens a volume there. So the files are looked at before, and volumes of which that does
-//! not end in time are taken for missing ones until it does ([`super::looks`]), whether there was a worker before this one or not.
+//! A file system that does not answer would hang whoever opens a volume there, and so would the source of its key. So the files are looked at and keys
+//! fetched before, and volumes of which that does not end in time are taken for missing ones until it does ([`super::looks`]), whether there was a worker
+//! before this one or not. So are those with an erasure to complete ([`super::erasures`]).
 //!
 //! The API waits for none of it, but while volumes are being opened, and for a shard's answer: what exists is locked then.
 //!
@@ -32,10 +33,11 @@ use std::{
 };
 
 use millrace_block::VolumeError;
-use millrace_services::{Leaf, migrate::stacks};
+use millrace_services::{FetchedKey, FetchedKeys, Leaf, key_sources, migrate::stacks};
 
 use super::{
     Device, Inner, Manager, Volume, WeakManager,
+    erasures::is_unfinished,
     looks::{Found, Looks, mount_points},
     restore::go_on,
 };
@@ -66,6 +68,8 @@ const FIRST_LOOK: Duration = Duration::from_millis(2);
 const LOOK: Duration = Duration::from_secs(1);
 /// A try to open volumes, while which nothing can be changed, is followed by so many times its length without one.
 const REST: u32 = 30;
+/// And an erasure that failed by as much, at least so long.
+const REST_OF_ERASURES: Duration = Duration::from_secs(60);
 /// Why a virtio disk does not show a volume that is there.
 pub(super) const HELD_UP: &str = "its guest does not go on yet";
 
@@ -76,6 +80,16 @@ enum Doubt {
     Brief,
     /// Not all of it was opened.
     Lasting,
+}
+
+/// How far the completion of an erasure is that was cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Erasure {
+    Due,
+    /// A thread is at it.
+    UnderWay,
+    /// It has failed, and is tried again from then on.
+    Failed(Instant),
 }
 
 /// Who waits.
@@ -91,6 +105,10 @@ pub(super) struct Late {
     hurry: Option<Instant>,
     /// Volumes whose files did not answer in time, and what is made of them; whether they are free since, for all that is known.
     unheard: BTreeMap<Name, bool>,
+    /// Of these, whose key commands have not ended.
+    keyless: BTreeSet<Name>,
+    /// And those with an erasure to complete.
+    erasing: BTreeMap<Name, Erasure>,
     /// What the last looks at volumes that are missed have found.
     found: BTreeMap<Name, Found>,
     /// Volumes that were opened later, and are not shown to guests that do not wait.
@@ -116,6 +134,58 @@ impl Late {
         self.began
     }
 
+    /// A volume has an erasure to complete: it, and what is made of it, waits for that as for files that do not answer.
+    pub(super) fn note_erasing(&mut self, volume: &Name) {
+        self.unheard.insert(volume.clone(), false);
+        self.erasing.entry(volume.clone()).or_insert(Erasure::Due);
+    }
+
+    /// Volumes to whose erasures a thread is to be set, and whether one was before.
+    pub(super) fn due_erasures(&self) -> Vec<(Name, bool)> {
+        let now = Instant::now();
+        let due = self.erasing.iter().filter_map(|(name, erasure)| match erasure {
+            Erasure::Due => Some((name.clone(), false)),
+            Erasure::Failed(until) => (*until <= now).then(|| (name.clone(), true)),
+            Erasure::UnderWay => None,
+        });
+        due.collect()
+    }
+
+    /// A thread is set to it.
+    pub(super) fn begin_erasing(&mut self, volume: &Name) {
+        self.erasing.insert(volume.clone(), Erasure::UnderWay);
+    }
+
+    /// It is complete.
+    pub(super) fn end_erasing(&mut self, volume: &Name) {
+        self.erasing.remove(volume);
+    }
+
+    /// It has failed after so long. Where the volume is still waited for, it is tried again later: meanwhile that can be deleted, and keeps no other
+    /// worker away, which could try it as well.
+    pub(super) fn fail_erasing(&mut self, volume: &Name, took: Duration) {
+        if !self.unheard.contains_key(volume) {
+            self.erasing.remove(volume);
+            return;
+        }
+        let until = Instant::now() + (took * REST).max(REST_OF_ERASURES);
+        self.erasing.insert(volume.clone(), Erasure::Failed(until));
+        self.found.insert(volume.clone(), Found::Free);
+    }
+
+    /// The first volume with an erasure that is not complete, nor has failed.
+    pub(super) fn erasing(&self) -> Option<&Name> {
+        let (name, _) = self.erasing.iter().find(|(_, erasure)| !matches!(erasure, Erasure::Failed(_)))?;
+        Some(name)
+    }
+
+    /// A volume was opened later, or is not waited for any more.
+    pub(super) fn note_opened(&mut self, volume: &Name) {
+        self.hasty.remove(volume);
+        self.unheard.remove(volume);
+        self.keyless.remove(volume);
+    }
+
     pub(super) fn has(&self, device: &Name) -> bool {
         self.devices.contains_key(device)
     }
@@ -129,8 +199,8 @@ impl Late {
     /// A volume is gone, or not this worker's to open.
     pub(super) fn forget_volume(&mut self, volume: &Name) {
         self.found.remove(volume);
-        self.hasty.remove(volume);
-        self.unheard.remove(volume);
+        self.note_opened(volume);
+        self.erasing.remove(volume);
         self.unshown.remove(volume);
     }
 
@@ -181,30 +251,54 @@ impl Inner {
         self.late.hurry = Some(Instant::now() + HASTE);
     }
 
-    /// Finds the volumes whose files do not answer, before they are opened: what hangs then keeps everybody waiting. Where no guest waits there is
-    /// no end to it as long as some others do answer: they may be many, and slow.
+    /// Finds the volumes whose files do not answer, nor the sources of their keys, before they are opened: what hangs then keeps everybody waiting.
+    /// Where no guest waits there is no end to it as long as some others do answer: they may be many, and slow.
     pub(super) fn look_first(&mut self, volumes: &[VolumeRecord]) -> Looks {
-        let has_files = |record: &&VolumeRecord| record.spec.stack.leaves().into_iter().any(|leaf| leaf.file().is_some());
+        let is_asked = |record: &&VolumeRecord| {
+            let stack = &record.spec.stack;
+            stack.leaves().into_iter().any(|leaf| leaf.file().is_some()) || !key_sources(stack).is_empty()
+        };
         let limit = if self.late.hurry.is_some() { ANSWER } else { ANSWER_AT_START };
-        let mut looks = Looks::new();
-        looks.ask(volumes.iter().filter(has_files).cloned().collect(), mount_points());
+        let mut looks = Looks::default();
+        looks.ask(volumes.iter().filter(is_asked).cloned().collect(), mount_points());
         let end = self.late.hurry.map(|_| Instant::now() + ALL_ANSWERS);
         let until = |soon: Instant| end.map_or(soon, |end| soon.min(end));
         while looks.next_done(until(Instant::now() + limit), true).is_some() {}
         self.late.unheard = looks.unanswered().map(|name| (name.clone(), false)).collect();
+        self.late.keyless = looks.keyless().cloned().collect();
         looks
+    }
+
+    /// Opens volumes with keys that were fetched for that. Nobody gets them later: by then their sources may have others.
+    pub(super) fn with_keys<R>(&mut self, keys: Vec<FetchedKey>, open: impl FnOnce(&mut Self) -> R) -> R {
+        let fetched = FetchedKeys::of(&self.means.shared);
+        fetched.add(keys);
+        let opened = open(self);
+        fetched.forget();
+        opened
     }
 
     /// Why a stored volume is not opened yet: it, or something that it is made of, does not answer. All of it waits: without a leg it would go on
     /// with less, and a growth or a migration be given up.
     pub(super) fn why_unheard(&mut self, record: &VolumeRecord) -> Option<String> {
-        let (name, leaves) = (&record.spec.name, record.spec.stack.leaves());
-        let what = if self.late.is_unheard(name) {
-            let files: Vec<_> = leaves.into_iter().filter_map(Leaf::file).map(|path| path.display().to_string()).collect();
+        let (name, stack) = (&record.spec.name, &record.spec.stack);
+        let leaves = stack.leaves().into_iter();
+        let is_unheard = self.late.is_unheard(name);
+        let what = if is_unheard && self.late.keyless.contains(name) {
+            let sources: Vec<_> = key_sources(stack).iter().map(ToString::to_string).collect();
+            format!("the source of its key, {}, does not answer", sources.join(" or "))
+        } else if is_unheard {
+            let files = leaves.filter_map(Leaf::file).chain(stack.setting_files());
+            let files: Vec<_> = files.map(|path| path.display().to_string()).collect();
             format!("the file system of {} does not answer", files.join(" or "))
         } else {
-            let mut below = leaves.into_iter().filter_map(|leaf| self.volumes.get_key_value(leaf.volume()?));
+            let mut below = leaves.filter_map(|leaf| self.volumes.get_key_value(leaf.volume()?));
             let (below, _) = below.find(|(below, _)| self.late.is_unheard(below))?;
+            if self.late.erasing.contains_key(below) {
+                let why = format!("volume {below}, of which it is made, is being erased; it is opened when that is done");
+                self.late.unheard.insert(name.clone(), false);
+                return Some(why);
+            }
             format!("volume {below}, of which it is made, does not answer")
         };
         self.late.unheard.insert(name.clone(), false);
@@ -343,8 +437,8 @@ impl Manager {
         }
     }
 
-    /// One look at those that wait, with what was found of volumes' files. Whether some still do.
-    fn look_at_late(&self, found: BTreeMap<Name, Found>) -> bool {
+    /// One look at those that wait, with what was found of volumes' files, and the keys of those. Whether some still do.
+    fn look_at_late(&self, found: BTreeMap<Name, Found>, keys: Vec<FetchedKey>) -> bool {
         self.reach_all();
         let inner = &mut *self.peek();
         if inner.stopping || inner.late.leaves {
@@ -354,7 +448,8 @@ impl Manager {
         let is_free = |(_, found): &(&Name, &Found)| !matches!(found, Found::Kept(_));
         let free: BTreeSet<_> = found.iter().filter(is_free).map(|(name, _)| name.clone()).collect();
         inner.note_found(found);
-        let opened = inner.open_again(&free);
+        let opened = inner.with_keys(keys, |inner| inner.open_again(&free));
+        self.complete_erasures(inner);
         if !opened.is_empty() {
             // Before anybody is shown them.
             inner.forget_late(&opened, &*self.host);
@@ -373,7 +468,7 @@ impl Manager {
     }
 
     /// Notes volumes that were opened later, for devices to show.
-    fn take_in(&self, inner: &mut Inner, opened: BTreeSet<Name>) {
+    pub(super) fn take_in(&self, inner: &mut Inner, opened: BTreeSet<Name>) {
         inner.renew_doubts(&opened);
         if let Err(error) = self.store_settled(inner) {
             tracing::error!(%error, "the sizes of volumes that had grown could not be stored");
@@ -384,11 +479,12 @@ impl Manager {
         self.retrace_all(inner);
     }
 
-    /// Volumes that somebody waits for.
+    /// Volumes that somebody waits for, and that may be looked at.
     fn missed(&self) -> Vec<VolumeRecord> {
         let inner = self.peek();
         let names = inner.missed();
-        names.iter().filter_map(|name| Some(inner.volumes.get(name)?.record.clone())).collect()
+        let asked = names.iter().filter(|name| !inner.late.erasing.contains_key(*name));
+        asked.filter_map(|name| Some(inner.volumes.get(name)?.record.clone())).collect()
     }
 }
 
@@ -410,7 +506,7 @@ fn attend(weak: &WeakManager, mut looks: Looks) {
         pause = (pause * 2).min(LOOK);
         let Some(manager) = weak.upgrade() else { return };
         let (began, tries) = (Instant::now(), found.values().any(|found| !matches!(found, Found::Kept(_))));
-        if !manager.look_at_late(found) {
+        if !manager.look_at_late(found, looks.take_keys()) {
             return;
         }
         if tries {
@@ -483,7 +579,10 @@ impl Inner {
     }
 
     /// A volume could not be opened. One that did not answer before is waited for on account of its lock, or of a device that is to show it.
-    fn note_failed(&mut self, name: &Name, error: &ControlError) {
+    pub(super) fn note_failed(&mut self, name: &Name, error: &ControlError) {
+        if is_unfinished(error) {
+            return;
+        }
         let Some(heard) = self.late.unheard.get_mut(name) else { return };
         if matches!(error, ControlError::Volume(VolumeError::InUse { .. })) {
             *heard = false;
@@ -518,8 +617,7 @@ impl Inner {
                 self.note_failed(&name, &error);
                 continue;
             }
-            self.late.hasty.remove(&name);
-            self.late.unheard.remove(&name);
+            self.late.note_opened(&name);
             opened.insert(name);
         }
         self.late.hurry = None;
@@ -732,6 +830,23 @@ mod tests {
         assert!(inner.late.is_unheard(&name));
         inner.note_failed(&name, &ControlError::NoVolume { name: "v".to_owned() });
         assert!(!inner.late.unheard.contains_key(&name), "nobody shows it");
+    }
+
+    #[test]
+    fn an_erasure_that_failed_is_tried_again_much_later() {
+        let (mut late, name): (Late, Name) = (Late::default(), "v".parse().unwrap());
+        late.note_erasing(&name);
+        assert_eq!((late.due_erasures(), late.erasing()), (vec![(name.clone(), false)], Some(&name)));
+        late.begin_erasing(&name);
+        assert_eq!((late.due_erasures(), late.erasing()), (Vec::new(), Some(&name)));
+        late.fail_erasing(&name, Duration::ZERO);
+        late.note_erasing(&name);
+        assert_eq!((late.due_erasures(), late.erasing()), (Vec::new(), None), "others may change it");
+        late.erasing.insert(name.clone(), Erasure::Failed(Instant::now()));
+        assert_eq!(late.due_erasures(), [(name.clone(), true)]);
+        late.note_opened(&name);
+        late.fail_erasing(&name, Duration::ZERO);
+        assert!(late.erasing.is_empty(), "nobody waits for it");
     }
 
     /// It may have begun a pair there, and begins it again only once it has it.

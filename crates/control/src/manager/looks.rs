@@ -1,10 +1,14 @@
 //! Looks at volumes' files, each by a thread of its own: a file system that does not answer keeps nobody waiting but those whose files it has.
 //!
 //! ```text
-//!   volumes ─► due, by file system ─► where there is room, a thread each: the files ─► Found
+//!   volumes ─► due, by file system ─► where there is room, a thread each: the files, and those with keys ─► key commands ─► Found
 //!                      ▲                                  └► a link leads to where none is ─┐
 //!                      └────────────────────────────────────────────────────────────────────┘
 //! ```
+//!
+//! What volumes need to be opened is fetched on the way: keys, which come from files or from commands. Commands end by themselves, take no lane, and
+//! run beside each other. Of a volume that somebody keeps they are fetched at first only: a try to open it may find it free a moment later, and
+//! others wait for that. Afterwards nobody tries before it is free.
 //!
 //! A look that hangs has a lane of the broker, of which there are not many more (`docs/sandbox.md`). So looks are limited, and of those places, some are for file
 //! systems that have answered already. Which one a file is on cannot be asked: that is what hangs. Its path tells; links are read one by one, and a
@@ -17,10 +21,11 @@ use std::{
     os::unix::ffi::OsStringExt,
     path::{Component, Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
-use millrace_services::Leaf;
+use millrace_services::{FetchedKey, KeySource, Leaf, key_sources};
 use rustix::{
     fs::{FlockOperation, Mode, OFlags, flock, open},
     io::Errno,
@@ -37,6 +42,8 @@ const SILENT: usize = 6;
 const FEW: usize = 4;
 /// How often is looked whether looks have gone on to other file systems, so that there is room.
 const AGAIN: Duration = Duration::from_millis(50);
+/// And whether key commands have ended.
+const OFTEN: Duration = Duration::from_millis(2);
 /// Links that a path may lead through, as for the system.
 const LINKS: usize = 40;
 
@@ -99,18 +106,48 @@ impl Places {
     }
 }
 
+/// What a look at a volume's files has come to: what was found, and the keys that are in files.
+type Looked = Result<(Found, Vec<FetchedKey>), Full>;
+
 /// See the module. What has not ended when this goes ends by itself, and nobody hears of it.
 pub(super) struct Looks {
-    crew: Crew<(VolumeRecord, Result<Found, Full>)>,
+    crew: Crew<(VolumeRecord, Looked)>,
+    /// Those whose files were looked at, and whose key commands run.
+    commands: Crew<(Found, Vec<FetchedKey>)>,
+    /// Of those whose looks have ended, until they are taken.
+    keys: Vec<FetchedKey>,
+    /// None were taken yet.
+    is_first: bool,
     /// By the file system where the look begins; `None`: there are no files, and nothing hangs.
     due: BTreeMap<Option<PathBuf>, VecDeque<VolumeRecord>>,
     places: Places,
     mounts: Arc<[PathBuf]>,
 }
 
+impl Default for Looks {
+    fn default() -> Self {
+        Self {
+            crew: Crew::new(),
+            commands: Crew::new(),
+            keys: Vec::new(),
+            is_first: true,
+            due: BTreeMap::new(),
+            places: Places::default(),
+            mounts: Arc::default(),
+        }
+    }
+}
+
 impl Looks {
-    pub(super) fn new() -> Self {
-        Self { crew: Crew::new(), due: BTreeMap::new(), places: Places::default(), mounts: Arc::default() }
+    /// The keys of the volumes of which looks have ended since the last time.
+    pub(super) fn take_keys(&mut self) -> Vec<FetchedKey> {
+        self.is_first = false;
+        std::mem::take(&mut self.keys)
+    }
+
+    /// Volumes whose key commands have not ended.
+    pub(super) fn keyless(&self) -> impl Iterator<Item = &Name> {
+        self.commands.names()
     }
 
     /// Has these volumes looked at, and no others any more but those that are being looked at. `mounts`: [`mount_points`].
@@ -118,15 +155,15 @@ impl Looks {
         self.forget_ended();
         self.mounts = mounts.into();
         self.ask_anew();
-        let busy: BTreeSet<Name> = self.crew.names().cloned().collect();
+        let busy: BTreeSet<Name> = self.crew.names().chain(self.commands.names()).cloned().collect();
         let new = volumes.into_iter().map(|record| (record.spec.name.clone(), record));
         let mut new: BTreeMap<_, _> = new.filter(|(name, _)| !busy.contains(name)).collect();
         // Who waits already goes before the others. Where links lead now is found out again.
         let due = std::mem::take(&mut self.due).into_values().flatten();
         let waiting: Vec<_> = due.filter_map(|record| new.remove(&record.spec.name)).collect();
         for record in waiting.into_iter().chain(new.into_values()) {
-            let first = record.spec.stack.leaves().into_iter().find_map(Leaf::file);
-            let system = first.map(|path| system_of(path, &self.mounts));
+            let first = files_of(&record).next();
+            let system = first.map(|path| system_of(&path, &self.mounts));
             self.due.entry(system).or_default().push_back(record);
         }
     }
@@ -137,17 +174,33 @@ impl Looks {
             if begin {
                 self.begin();
             }
-            let Some((name, (record, found))) = self.crew.next_done(until.min(Instant::now() + AGAIN)) else {
-                if Instant::now() >= until || self.crew.names().next().is_none() {
+            if let Some((name, (found, keys))) = self.commands.next_done(Instant::now()) {
+                self.keys.extend(keys);
+                return Some((name, found));
+            }
+            let (look_at_files, run_commands) = (self.crew.names().next().is_some(), self.commands.names().next().is_some());
+            let soon = until.min(Instant::now() + if run_commands { OFTEN } else { AGAIN });
+            let Some((name, (record, looked))) = self.crew.next_done(soon) else {
+                if Instant::now() >= until || !(look_at_files || run_commands) {
                     return None;
+                }
+                if !look_at_files {
+                    thread::sleep(soon.saturating_duration_since(Instant::now()));
                 }
                 continue;
             };
             let place = self.places.lock().at.remove(&name);
-            match found {
-                Ok(found) => {
+            match looked {
+                Ok((found, keys)) => {
                     self.places.lock().answered.extend(place);
-                    return Some((name, found));
+                    let commands = if self.is_first || may_be_opened(&found) { commands_of(&record) } else { Vec::new() };
+                    if commands.is_empty() {
+                        self.keys.extend(keys);
+                        return Some((name, found));
+                    }
+                    let run =
+                        move || (found, keys.into_iter().chain(commands.iter().map(FetchedKey::fetch)).collect::<Vec<_>>());
+                    self.commands.add(&name, run);
                 }
                 Err(Full(system)) => self.due.entry(Some(system)).or_default().push_back(record),
             }
@@ -156,7 +209,8 @@ impl Looks {
 
     /// Volumes of whose files nothing is known.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = &Name> {
-        self.crew.names().chain(self.due.values().flatten().map(|record| &record.spec.name))
+        let at_work = self.crew.names().chain(self.commands.names());
+        at_work.chain(self.due.values().flatten().map(|record| &record.spec.name))
     }
 
     /// Those that got no thread have ended, too.
@@ -188,10 +242,11 @@ impl Looks {
             };
             let name = record.spec.name.clone();
             self.places.lock().at.extend(system.map(|system| (name.clone(), system)));
-            let steps = Steps { name: name.clone(), mounts: Arc::clone(&self.mounts), places: self.places.clone() };
+            let (mounts, places, is_first) = (Arc::clone(&self.mounts), self.places.clone(), self.is_first);
+            let steps = Steps { name: name.clone(), mounts, places, is_first };
             self.crew.add(&name, move || {
-                let found = steps.look_at_all(&record);
-                (record, found)
+                let looked = steps.look_at_all(&record);
+                (record, looked)
             });
         }
     }
@@ -202,11 +257,13 @@ struct Steps {
     name: Name,
     mounts: Arc<[PathBuf]>,
     places: Places,
+    /// Whatever is found, others wait for a try to open the volume.
+    is_first: bool,
 }
 
 impl Steps {
-    /// Looks at a volume's files: the worst that is found.
-    fn look_at_all(&self, record: &VolumeRecord) -> Result<Found, Full> {
+    /// Looks at a volume's files: the worst that is found. Fetches the keys that are in files.
+    fn look_at_all(&self, record: &VolumeRecord) -> Looked {
         let mut worst = Found::Free;
         for path in record.spec.stack.leaves().into_iter().filter_map(Leaf::file) {
             self.walk(path)?;
@@ -217,7 +274,17 @@ impl Steps {
                 _ => {}
             }
         }
-        Ok(worst)
+        let mut keys = Vec::new();
+        let sources = if self.is_first || may_be_opened(&worst) { key_sources(&record.spec.stack) } else { Vec::new() };
+        for source in sources {
+            match &source {
+                KeySource::Command(_) => continue,
+                KeySource::File(path) => self.walk(path)?,
+                KeySource::Keyring(_) => {}
+            }
+            keys.push(FetchedKey::fetch(&source));
+        }
+        Ok((worst, keys))
     }
 
     /// Goes where a path leads. What is not there is nowhere.
@@ -243,6 +310,28 @@ impl Steps {
     fn enter(&self, path: &Path) -> Result<(), Full> {
         self.places.enter(&self.name, system_of(path, &self.mounts))
     }
+}
+
+/// Whether what was found keeps nobody from trying to open the volume.
+fn may_be_opened(found: &Found) -> bool {
+    !matches!(found, Found::Kept(_))
+}
+
+/// The key commands of a volume.
+fn commands_of(record: &VolumeRecord) -> Vec<KeySource> {
+    let sources = key_sources(&record.spec.stack).into_iter();
+    sources.filter(|source| matches!(source, KeySource::Command(_))).collect()
+}
+
+/// The files of a volume, those with keys at last.
+fn files_of(record: &VolumeRecord) -> impl Iterator<Item = PathBuf> {
+    let stack = &record.spec.stack;
+    let files = stack.leaves().into_iter().filter_map(Leaf::file).map(Path::to_owned);
+    let keys = key_sources(stack).into_iter().filter_map(|source| match source {
+        KeySource::File(path) => Some(path),
+        KeySource::Keyring(_) | KeySource::Command(_) => None,
+    });
+    files.chain(keys)
 }
 
 /// A path's steps, the first one last.

@@ -18,6 +18,7 @@ mod changes;
 mod copies;
 mod crew;
 mod devices;
+mod erasures;
 mod format;
 mod graphs;
 mod groups;
@@ -68,6 +69,7 @@ use crate::{
     config::Declared,
     disks::Live,
     error::ControlError,
+    model::VolumeSpec,
     store::{DeviceRecord, Store, VolumeRecord},
     usage::Account,
 };
@@ -79,7 +81,7 @@ pub use groups::GroupView;
 pub(crate) use groups::ThrottleView;
 pub(crate) use limits::Limit;
 pub(crate) use moves::{RECEIVED, Step};
-pub(crate) use places::{CHANGES, CHANGES_OF_ONE, ChangePlace, NoPlace, Object, Places};
+pub(crate) use places::{CHANGES, CHANGES_OF_ONE, ChangePlace, NoPlace, Object, Places, SUMS};
 pub use restore::RestoreError;
 pub(crate) use sessions::{Asker, Elsewhere, Granted, SESSIONS, SessionSpec};
 pub(crate) use traces::{Ending, Target};
@@ -151,8 +153,10 @@ struct Inner {
     devices: BTreeMap<Name, Device>,
     /// Volumes that are being formatted.
     formatting: BTreeSet<Name>,
-    /// Volumes whose stack is being changed, with the stack that they get.
+    /// Volumes whose stack is being changed, or that are being made or opened with nothing locked, with the stack that they get.
     changing: BTreeMap<Name, millrace_services::Node>,
+    /// Volumes that are being made, with the UUIDs that they get. Their names and stacks are among those that change.
+    creating: BTreeMap<Name, VolumeSpec>,
     /// What those know whose graph a change has.
     watched: BTreeMap<Name, Watched>,
     /// The meters of those that are on the account meanwhile.
@@ -269,8 +273,10 @@ impl Manager {
         if inner.stopping { Err(ControlError::Stopping) } else { Ok(inner) }
     }
 
+    /// Also one that is being made.
     pub(crate) fn has_volume(&self, name: &str) -> bool {
-        self.peek().volumes.contains_key(name)
+        let inner = self.peek();
+        inner.volumes.contains_key(name) || inner.creating.contains_key(name)
     }
 
     pub(crate) fn has_device(&self, name: &str) -> bool {

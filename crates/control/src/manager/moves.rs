@@ -22,6 +22,7 @@ use super::{
     leaves::in_memory,
     shutdown::{FlushError, flush},
     volumes::look_at_files,
+    warnings::forgetful,
 };
 use crate::{
     Name,
@@ -265,6 +266,9 @@ impl Manager {
                     return Err(ControlError::VolumeExists { name: record.spec.name.clone() });
                 }
                 Some(_) => {}
+                None if inner.creating.contains_key(&record.spec.name) => {
+                    return Err(ControlError::VolumeExists { name: record.spec.name.clone() });
+                }
                 None => inner.check_unused("volume", &record.spec.name, record.uuid)?,
             }
         }
@@ -390,6 +394,12 @@ impl Inner {
         if in_memory(&volume.record.spec.stack) > 0 && may_have_blocks() {
             return refused("its blocks are in the memory of that worker".to_owned());
         }
+        // One that has come is not open here, and goes back to what it left.
+        let is_here = !self.received.contains(&volume.record.uuid);
+        if let Some(node) = forgetful(&volume.record.spec.stack, &Leaf::is_memory).first().filter(|_| is_here) {
+            let word = node.word();
+            return refused(format!("its service {word} keeps in the memory of that worker what it finds nowhere else"));
+        }
         Ok(())
     }
 
@@ -405,7 +415,8 @@ impl Inner {
         let is_closed = |name: &&Name| self.volumes.get(*name).is_some_and(|volume| volume.live.as_ref().err().is_some());
         let closed: Vec<_> = names.iter().filter(is_closed).cloned().collect();
         let records = closed.iter().filter_map(|name| self.volumes.remove(name)).map(|volume| volume.record).collect();
-        self.restore_volumes(records);
+        // Also where that takes long: nobody looks after it later.
+        self.restore_volumes(records, false);
         for name in names {
             let volume = self.volume(name.as_str())?;
             let uuid = volume.live().map(|_| volume.record.uuid)?;

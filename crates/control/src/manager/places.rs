@@ -1,5 +1,5 @@
 //! Places for requests of the API that change something: each has a thread, for ever where a file system does not answer. Whoever only asks, and
-//! whoever helps against that, finds threads all the same.
+//! whoever helps against that, finds threads all the same; only sums of the account, which may be long, have places as well.
 
 use std::{
     collections::BTreeMap,
@@ -18,6 +18,9 @@ pub(crate) const CHANGES: usize = 64;
 
 /// Of these about one object: whoever asks again and again for what hangs takes no more.
 pub(crate) const CHANGES_OF_ONE: usize = 2;
+
+/// Sums of the account at a time.
+pub(crate) const SUMS: usize = 2;
 
 /// How long a request waits for its place.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -57,6 +60,8 @@ pub(crate) enum NoPlace {
     Any,
     /// There are as many as may be of this object.
     Of(Object),
+    /// As many sums of the account are made as may be.
+    Sums,
 }
 
 /// A place: somebody else's when it goes.
@@ -70,13 +75,14 @@ pub(crate) struct ChangePlace {
 pub(crate) struct Places {
     all: Arc<Semaphore>,
     long: Arc<Semaphore>,
+    sums: Arc<Semaphore>,
     objects: Mutex<BTreeMap<Object, Arc<Semaphore>>>,
 }
 
 impl Places {
     pub(super) fn new() -> Self {
         let all = || Arc::new(Semaphore::new(CHANGES));
-        Self { all: all(), long: all(), objects: Mutex::default() }
+        Self { all: all(), long: all(), sums: Arc::new(Semaphore::new(SUMS)), objects: Mutex::default() }
     }
 
     /// For a change of an object.
@@ -94,6 +100,12 @@ impl Places {
     /// For a move: it is about several objects.
     pub(crate) async fn of_move(&self) -> Result<ChangePlace, NoPlace> {
         Ok(ChangePlace { _of_one: None, _of_all: Some(one_of(&self.all).await?) })
+    }
+
+    /// For a sum of the account: who gives up waiting does not end it.
+    pub(crate) async fn of_sum(&self) -> Result<ChangePlace, NoPlace> {
+        let sum = one_of(&self.sums).await.map_err(|_| NoPlace::Sums)?;
+        Ok(ChangePlace { _of_one: None, _of_all: Some(sum) })
     }
 
     /// For what may help against requests that hang: only those about the same count.

@@ -9,11 +9,12 @@ use std::{
 
 use millrace_block::Switch;
 use millrace_keeper::Key;
-use millrace_services::Leaf;
+use millrace_services::{Leaf, migrate::stacks};
 use thiserror::Error;
 
 use super::{
     Device, Inner, Manager, Volume,
+    erasures::is_unfinished,
     graphs::LiveGraph,
     late::HELD_UP,
     volumes::{FileChange, namespace},
@@ -84,8 +85,8 @@ impl Manager {
         inner.restore_groups(groups);
         Vec::into_iter(received).for_each(|record| inner.note_received(record));
         inner.be_hasty(&volumes, &devices, &copies);
-        let looks = inner.look_first(&volumes);
-        inner.restore_volumes(volumes);
+        let mut looks = inner.look_first(&volumes);
+        inner.with_keys(looks.take_keys(), |inner| inner.restore_volumes(volumes, true));
         inner.note_doubts();
         self.store_settled(&mut inner)?;
         // Before guests write to what is there.
@@ -93,8 +94,11 @@ impl Manager {
         // Applications outlive a worker that dies, not a daemon that was stopped.
         let go_on = self.settings.keeper.as_ref().is_some_and(|keeper| keeper.predecessor().is_some());
         let (over, devices): (Vec<_>, Vec<_>) = devices.into_iter().partition(|device| device.session.is_some() && !go_on);
-        self.forget_over(&over)?;
         self.restore_apps(&mut inner, go_on)?;
+        // What cannot be stored of it the next start does: nobody is to be without a disk for that.
+        if let Err(error) = self.forget_over(&over) {
+            tracing::warn!(%error, "the end of sessions of the daemon before this one could not be stored; the next start does it");
+        }
         // Guests first: what programs have mapped takes no room from them.
         let (sessions, guests): (Vec<_>, Vec<_>) = devices.into_iter().partition(|device| device.session.is_some());
         for record in guests.into_iter().chain(sessions) {
@@ -109,6 +113,7 @@ impl Manager {
         self.stand_trial(&inner)?;
         inner.hold_back();
         self.resume(&inner);
+        self.complete_erasures(&mut inner);
         self.attend_late(&inner, looks);
         self.attend_migrations(&mut inner);
         self.launch_copies(&mut inner);
@@ -407,8 +412,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Opens stored volumes, each after those that it is made of.
-    pub(super) fn restore_volumes(&mut self, mut left: Vec<VolumeRecord>) {
+    /// Opens stored volumes, each after those that it is made of. `later`: those that take long may be opened when nobody else waits.
+    pub(super) fn restore_volumes(&mut self, mut left: Vec<VolumeRecord>, later: bool) {
         while !left.is_empty() {
             let names: BTreeSet<_> = left.iter().map(|record| record.spec.name.clone()).collect();
             let waits = |record: &VolumeRecord| {
@@ -417,20 +422,19 @@ impl Inner {
             // None that can go first: a circle, which no change makes. They fail one by one.
             let at = left.iter().position(|record| !waits(record)).unwrap_or(0);
             let record = left.remove(at);
-            self.restore_volume(record);
+            self.restore_volume(record, later);
         }
     }
 
     /// A volume that cannot be opened is shown as failed; the others do not suffer.
-    fn restore_volume(&mut self, mut record: VolumeRecord) {
+    fn restore_volume(&mut self, mut record: VolumeRecord, later: bool) {
         let was = (record.growing.is_some(), record.untold);
         if let Some(why) = self.why_unheard(&record) {
             tracing::error!(volume = %record.spec.name, "{why}");
             self.take_restored(record, was, Err(why));
             return;
         }
-        let made = self.reopen_any(&mut record).or_else(|error| self.reopen_old(&mut record, error));
-        let made = made.map_err(|error| {
+        let made = self.reopen_stored(&mut record, later).map_err(|error| {
             let reason = self.why_failed(&record, &error);
             tracing::error!(volume = %record.spec.name, reason, "the volume could not be restored");
             reason
@@ -438,9 +442,26 @@ impl Inner {
         self.take_restored(record, was, made);
     }
 
+    /// Opens a stored volume in one of the ways that there may be. `later`: one that has an erasure to complete waits for who does that.
+    fn reopen_stored(&mut self, record: &mut VolumeRecord, later: bool) -> Result<LiveGraph, ControlError> {
+        // That there is something to erase is no reason to take another way.
+        let is_plain = record.growing.is_none() && stacks::migration(&record.spec.stack).is_none();
+        if !later || !is_plain {
+            return self.reopen_any(record).or_else(|error| self.reopen_old(record, error));
+        }
+        self.materials(&record.spec).at_once().reopen(record).inspect_err(|error| {
+            if is_unfinished(error) {
+                self.late.note_erasing(&record.spec.name);
+            }
+        })
+    }
+
     /// Why a volume could not be opened. Where what its services look for was in memory and nobody has it any more, there is but one way on.
-    fn why_failed(&self, record: &VolumeRecord, error: &ControlError) -> String {
+    pub(super) fn why_failed(&self, record: &VolumeRecord, error: &ControlError) -> String {
         let name = &record.spec.name;
+        if is_unfinished(error) {
+            return format!("{error}; the volume is opened when that is done");
+        }
         if !self.is_emptied(record) {
             return error.to_string();
         }
@@ -465,28 +486,32 @@ impl Inner {
         let mut record = volume.record.clone();
         let was = (record.growing.is_some(), record.untold);
         record.untold |= volume.lost;
-        let made = self.reopen_any(&mut record).or_else(|error| self.reopen_old(&mut record, error));
-        match made {
+        match self.reopen_stored(&mut record, true) {
             Ok(made) => {
                 tracing::info!(volume = %name, "the volume could be opened after all");
                 self.take_restored(record, was, Ok(made));
                 Ok(())
             }
             Err(error) => {
-                let reason = self.why_failed(&record, &error);
-                let Some(volume) = self.volumes.get_mut(name) else { return Err(error) };
-                volume.lost |= record.untold;
-                if volume.live.as_ref().err() != Some(&reason) {
-                    tracing::error!(volume = %name, reason, "the volume could not be restored");
-                    volume.live = Err(reason);
-                }
+                self.take_failed(&record, &error);
                 Err(error)
             }
         }
     }
 
+    /// A volume could not be opened once more; the record tells of losses that were found out.
+    pub(super) fn take_failed(&mut self, record: &VolumeRecord, error: &ControlError) {
+        let (name, reason) = (&record.spec.name, self.why_failed(record, error));
+        let Some(volume) = self.volumes.get_mut(name) else { return };
+        volume.lost |= record.untold;
+        if volume.live.as_ref().err() != Some(&reason) {
+            tracing::error!(volume = %name, reason, "the volume could not be restored");
+            volume.live = Err(reason);
+        }
+    }
+
     /// `was`: whether it was growing, and whether its record told of a loss, before it was to be opened.
-    fn take_restored(&mut self, mut record: VolumeRecord, was: (bool, bool), made: Result<LiveGraph, String>) {
+    pub(super) fn take_restored(&mut self, mut record: VolumeRecord, was: (bool, bool), made: Result<LiveGraph, String>) {
         let (was_growing, was_untold) = was;
         // What the opening has found out is stored by who compares it with the record (`note_legs`).
         let is_untold = std::mem::replace(&mut record.untold, was_untold);

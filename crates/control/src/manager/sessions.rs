@@ -121,9 +121,13 @@ impl Manager {
     }
 
     /// Makes a session that the daemon's own worker has granted; the socket on which it waits to be connected to.
+    ///
+    /// The user's caps may have changed since it was granted: what his sessions here obey by now holds for this one as well.
     pub(crate) fn receive_session(&self, granted: &Granted) -> Result<PathBuf, ControlError> {
         self.reach_all();
-        self.make_session(&mut *self.lock()?, granted)
+        let mut inner = self.lock()?;
+        let caps = inner.caps_of_sessions(granted.uid).unwrap_or_else(|| granted.caps.clone());
+        self.make_session(&mut inner, &Granted { caps, ..granted.clone() })
     }
 
     fn make_session(&self, inner: &mut Inner, granted: &Granted) -> Result<PathBuf, ControlError> {
@@ -235,6 +239,12 @@ impl Inner {
     pub(super) fn sessions_of(&self, uid: u32, elsewhere: &Elsewhere) -> usize {
         let of = |device: &&Device| device.record.session.as_ref().is_some_and(|session| session.uid == uid);
         self.devices.values().filter(of).count() + elsewhere.values().filter(|other| **other == uid).count()
+    }
+
+    /// The caps that the user's sessions here obey, if he has any.
+    fn caps_of_sessions(&self, uid: u32) -> Option<GroupCaps> {
+        let mut sessions = self.devices.values().filter_map(|device| device.record.session.as_ref());
+        sessions.find(|session| session.uid == uid).map(|session| session.caps.clone())
     }
 
     fn forget_session(&mut self, manager: &Manager, name: &Name) {

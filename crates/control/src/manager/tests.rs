@@ -24,6 +24,7 @@ use crate::{
 
 mod apps;
 mod copies;
+mod creations;
 mod deletes;
 mod disks;
 mod ends;

@@ -4,7 +4,7 @@
 //! without it is what happens when a worker dies.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     sync::{MutexGuard, PoisonError},
@@ -13,9 +13,10 @@ use std::{
 };
 
 use millrace_keeper::{Layouts, Upgraded};
+use millrace_services::{FetchedKey, KeySource, key_sources};
 use uuid::Uuid;
 
-use super::{Device, Ending, Inner, Manager};
+use super::{Device, Ending, Inner, Manager, crew::Crew};
 use crate::{
     Name,
     cells::folder,
@@ -27,6 +28,8 @@ use crate::{
 const CHANGE_PATIENCE: Duration = Duration::from_millis(500);
 /// How long commands in flight are waited for. The successor carries out again what has not finished then.
 const QUIET_LIMIT: Duration = Duration::from_millis(100);
+/// How long key commands are waited for: each has 10 s, and may have to wait for a thread.
+const KEYS_LIMIT: Duration = Duration::from_secs(30);
 /// How often is looked whether they have finished.
 const LOOK: Duration = Duration::from_micros(200);
 
@@ -66,9 +69,12 @@ impl Manager {
             return Err(ControlError::Upgrade { class: Class::Invalid, why });
         }
         // The lock is free: a file system may take its time.
-        let open = self.peek().open_files();
-        let why = open.iter().find_map(|(name, path)| lost(name, path)).or_else(|| self.peek().in_the_midst());
-        if let Some(why) = why {
+        let (open, keys) = {
+            let inner = self.peek();
+            (inner.open_files(), inner.keys_in_use())
+        };
+        let why = open.iter().find_map(|(name, path)| lost(name, path));
+        if let Some(why) = why.or_else(|| keyless(keys)).or_else(|| self.peek().in_the_midst()) {
             return Err(ControlError::Upgrade { class: Class::Conflict, why });
         }
         if !is_asked() {
@@ -246,13 +252,30 @@ impl Manager {
 }
 
 impl Inner {
+    /// The volumes that devices show, and what they are made of.
+    fn in_use(&self) -> BTreeSet<Name> {
+        let shown = self.devices.values().flat_map(|device| &device.record.namespaces).map(|namespace| &namespace.volume);
+        shown.flat_map(|name| [vec![name.clone()], self.below_with(name.as_str(), true)].concat()).collect()
+    }
+
+    /// The sources of keys of volumes that devices show, each with the first volume that needs it.
+    fn keys_in_use(&self) -> Vec<(Name, KeySource)> {
+        let mut keys: Vec<(Name, KeySource)> = Vec::new();
+        for name in self.in_use() {
+            let Some(volume) = self.volumes.get(&name).filter(|volume| volume.graph.is_some()) else { continue };
+            for source in key_sources(&volume.record.spec.stack) {
+                if !keys.iter().any(|(_, known)| *known == source) {
+                    keys.push((name.clone(), source));
+                }
+            }
+        }
+        keys
+    }
+
     /// The files of volumes that devices show, with the volumes; without those of legs that are out of use.
     fn open_files(&self) -> Vec<(Name, PathBuf)> {
-        let shown = self.devices.values().flat_map(|device| &device.record.namespaces).map(|namespace| &namespace.volume);
-        let all: BTreeSet<_> =
-            shown.flat_map(|name| [vec![name.clone()], self.below_with(name.as_str(), true)].concat()).collect();
         let mut files = Vec::new();
-        for name in all {
+        for name in self.in_use() {
             let Some(live) = self.volumes.get(&name).and_then(|volume| volume.graph.as_ref()) else { continue };
             let leaves = live.graph.leaves_in_use();
             files.extend(leaves.iter().filter_map(|leaf| Some((name.clone(), leaf.file()?.to_owned()))));
@@ -272,12 +295,45 @@ fn lost(volume: &Name, path: &Path) -> Option<String> {
     ))
 }
 
+/// Why the next worker would not get a key, though this one has it. Commands run beside each other; a file that hangs keeps who asks waiting, as
+/// one of a volume does.
+fn keyless(keys: Vec<(Name, KeySource)>) -> Option<String> {
+    let (commands, others): (Vec<_>, Vec<_>) =
+        keys.into_iter().partition(|(_, source)| matches!(source, KeySource::Command(_)));
+    let missing = |volume: &Name, why: &str| {
+        format!(
+            "volume {volume}: {why}; this worker has the key still, and the next one would not get it, so that its guests would wait: put its \
+             source right"
+        )
+    };
+    let failed = others.iter().find_map(|(name, source)| Some(missing(name, &FetchedKey::fetch(source).failure()?)));
+    if failed.is_some() {
+        return failed;
+    }
+    let mut by_volume: BTreeMap<Name, Vec<KeySource>> = BTreeMap::new();
+    for (name, source) in commands {
+        by_volume.entry(name).or_default().push(source);
+    }
+    let mut crew = Crew::new();
+    for (name, sources) in by_volume {
+        crew.add(&name, move || sources.iter().find_map(|source| FetchedKey::fetch(source).failure()));
+    }
+    let deadline = Instant::now() + KEYS_LIMIT;
+    while let Some((name, failed)) = crew.next_done(deadline) {
+        if let Some(why) = failed {
+            return Some(missing(&name, &why));
+        }
+    }
+    let slow = crew.names().next()?;
+    Some(missing(slow, "the source of its key does not answer"))
+}
+
 impl Inner {
     /// What takes its time and nothing may end in the middle of, a keeper's patience with a worker that is to let go least of all; or what the
     /// next worker would wait for in vain.
     fn in_the_midst(&self) -> Option<String> {
         let resized = self.resizing.first();
         let resized = resized.map(|name| format!("volume {name} is being resized: ask again when that is done"));
-        resized.or_else(|| self.why_waited_for())
+        resized.or_else(|| self.why_erasing()).or_else(|| self.why_waited_for())
     }
 }

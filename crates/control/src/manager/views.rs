@@ -540,7 +540,8 @@ impl Manager {
             Err(ControlError::DeviceFailed { reason, .. }) => (None, Some(reason)),
             Err(error) => (None, Some(error.to_string())),
         };
-        let reason = reason.or_else(|| inner.why_late(device));
+        let fault = status.as_ref().and_then(|status| status.fault);
+        let reason = reason.or_else(|| fault.map(str::to_owned)).or_else(|| inner.why_late(device));
         let limited = record.session.as_ref().filter(|_| record.is_limited());
         DeviceView {
             name: record.spec.name.clone(),

@@ -23,7 +23,12 @@ use millrace_services::{
 };
 use uuid::Uuid;
 
-use super::{HistoryEntry, Inner, Manager, Volume, VolumeView, graphs::LiveGraph, shapes::told, warnings};
+use super::{
+    HistoryEntry, Inner, Manager, Volume, VolumeView,
+    graphs::{LiveGraph, Materials},
+    shapes::told,
+    warnings,
+};
 use crate::{
     Name, Size,
     error::ControlError,
@@ -46,11 +51,28 @@ pub(super) struct NewVolume {
 
 impl NewVolume {
     /// Leaves nothing of it behind.
-    pub(super) fn undo(mut self, inner: &Inner) {
+    pub(super) fn undo(mut self, keeper: Option<&Arc<Link>>) {
         self.volume.close_for_good(false);
-        inner.forget_kept(&self.volume.record.spec.name, self.volume.record.uuid);
+        forget_kept(keeper, &self.volume.record.spec.name, self.volume.record.uuid);
         drop(self.volume);
         self.files.into_iter().for_each(FileChange::undo);
+    }
+}
+
+/// A volume that is being made: nobody else takes its name, its UUID or its legs as long as this lives, and what exists is not locked when this
+/// goes.
+struct Creating<'a> {
+    manager: &'a Manager,
+    name: Name,
+    uuid: Uuid,
+    materials: Materials,
+}
+
+impl Drop for Creating<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.manager.peek();
+        inner.creating.remove(&self.name);
+        inner.changing.remove(&self.name);
     }
 }
 
@@ -170,13 +192,23 @@ impl Manager {
     /// Creates a volume.
     pub fn create_volume(&self, spec: &VolumeSpec) -> Result<VolumeView, ControlError> {
         let warning = self.look_before_creation(spec);
-        let mut inner = self.lock()?;
-        let new = inner.make_volume(spec, None)?;
-        let changes = Changes { put_volumes: vec![&new.volume.record], ..Changes::default() };
-        if let Err(error) = self.store.apply(&changes) {
-            new.undo(&inner);
-            return Err(error.into());
-        }
+        let creating = self.begin_creation(spec)?;
+        // The lock is free: what it lies on may have to be erased, and its key be fetched.
+        #[cfg(test)]
+        super::tests::before_look(Path::new(spec.name.as_str()));
+        let new = creating.materials.make_volume(spec, None, creating.uuid)?;
+        let stored = self.lock().and_then(|inner| {
+            let changes = Changes { put_volumes: vec![&new.volume.record], ..Changes::default() };
+            self.store.apply(&changes)?;
+            Ok(inner)
+        });
+        let mut inner = match stored {
+            Ok(inner) => inner,
+            Err(error) => {
+                new.undo(creating.materials.keeper());
+                return Err(error);
+            }
+        };
         tracing::info!(volume = %spec.name, stack = %spec.stack, size = %new.volume.record.size(), "volume created");
         if let Some(warning) = &warning {
             tracing::warn!(volume = %spec.name, "{warning}");
@@ -184,6 +216,16 @@ impl Manager {
         inner.volumes.insert(spec.name.clone(), new.volume);
         self.attend_migrations(&mut inner);
         Ok(VolumeView { warning, ..inner.volume_view(spec.name.as_str())? })
+    }
+
+    /// Checks and marks a volume that is to be made.
+    fn begin_creation(&self, spec: &VolumeSpec) -> Result<Creating<'_>, ControlError> {
+        let mut inner = self.lock()?;
+        let uuid = inner.check_new(spec)?;
+        let (name, materials) = (spec.name.clone(), inner.materials(spec));
+        inner.creating.insert(name.clone(), VolumeSpec { uuid: Some(uuid), ..spec.clone() });
+        inner.changing.insert(name.clone(), spec.stack.clone());
+        Ok(Creating { manager: self, name, uuid, materials })
     }
 
     /// Grows a volume, or shrinks it if that is meant (`shrink`), and tells the guests that see it.
@@ -210,6 +252,7 @@ impl Manager {
         inner.check_not_copied(&volume.record.spec.name)?;
         inner.check_below_idle(name)?;
         inner.check_disk_idle(name)?;
+        inner.check_shares_idle(name)?;
         let namespace = Arc::clone(volume.live()?);
         let blocks = wanted_blocks(volume, &namespace, size, shrink)?;
         inner.check_first_sizes(volume, size.0)?;
@@ -236,6 +279,7 @@ impl Manager {
         inner.check_not_below(&name)?;
         inner.check_not_copied(&name)?;
         inner.check_disk_idle(name.as_str())?;
+        inner.check_room_idle(name.as_str())?;
         let users: Vec<_> =
             inner.users(name.as_str()).map(|(device, nsid)| (device.record.spec.name.clone(), nsid)).collect();
         if !users.is_empty() {
@@ -305,9 +349,15 @@ impl Inner {
 
     /// Makes a volume, without telling anyone.
     pub(super) fn make_volume(&self, spec: &VolumeSpec, created_by: Option<Name>) -> Result<NewVolume, ControlError> {
+        let uuid = self.check_new(spec)?;
+        self.materials(spec).make_volume(spec, created_by, uuid)
+    }
+
+    /// Whether a volume can be made; the UUID that it gets.
+    fn check_new(&self, spec: &VolumeSpec) -> Result<Uuid, ControlError> {
         spec.validate()?;
         let name = &spec.name;
-        if self.volumes.contains_key(name) {
+        if self.volumes.contains_key(name) || self.creating.contains_key(name) {
             return Err(ControlError::VolumeExists { name: name.clone() });
         }
         spec.check_sizes()?;
@@ -315,24 +365,23 @@ impl Inner {
         if let Some(uuid) = spec.uuid {
             self.check_unused("volume", name, uuid)?;
         }
-        let uuid = match spec.stack.leaves().into_iter().find_map(Leaf::file) {
+        Ok(match spec.stack.leaves().into_iter().find_map(Leaf::file) {
             _ if spec.uuid.is_some() => spec.uuid.unwrap_or_default(),
             Some(path) if self.stateless => Uuid::new_v5(&Uuid::NAMESPACE_OID, path.as_os_str().as_bytes()),
             _ => Uuid::new_v4(),
-        };
-        let size = spec.size.map(|size| size.0);
-        let leaves = spec.stack.leaves().len();
-        let made = self.make_graph(spec, size, spec.block_size.0, (uuid, (0..).take(leaves).collect()), None, &mut false)?;
-        let geometry = made.live.switch.geometry();
-        let mut spec = spec.clone();
-        // A size that was not asked for is the file's, less what makes no whole block.
-        let own_size = spec.size.is_none() && spec.stack.as_leaf().is_none();
-        spec.size = Some(Size(geometry.bytes()));
-        let owns_file = created_by.is_some() && matches!(made.files[..], [FileChange::Created(_)]);
-        let history = vec![HistoryEntry::now(&spec.stack)];
-        let record = VolumeRecord { created_by, owns_file, own_size, history, ..VolumeRecord::new(spec, uuid) };
-        let live = Ok(namespace(Arc::<Switch>::clone(&made.live.switch), &record, self.keeper.as_ref()));
-        Ok(NewVolume { volume: Volume { record, live, graph: Some(made.live), lost: false }, files: made.files })
+        })
+    }
+
+    /// Whether a volume that goes can give its room on a disk back at once: what exists is locked when it does.
+    fn check_room_idle(&self, name: &str) -> Result<(), ControlError> {
+        let is_disk = |below: &Name| self.volumes.get(below).is_some_and(|below| below.record.spec.stack.is_disk());
+        self.below_with(name, true).iter().filter(|below| is_disk(below)).try_for_each(|disk| {
+            self.check_shares_idle(disk.as_str())?;
+            match self.resizing.iter().find(|by| self.is_over(by.as_str(), disk.as_str())) {
+                Some(by) => Err(ControlError::Resizing { name: disk.clone(), by: by.clone() }),
+                None => Ok(()),
+            }
+        })
     }
 
     /// Nothing else is known by a UUID that is asked for.
@@ -354,7 +403,8 @@ impl Inner {
         }
         let volumes = self.volumes.values().map(|volume| (volume.record.uuid, &volume.record.spec.name));
         let devices = self.devices.values().map(|device| (device.record.uuid, &device.record.spec.name));
-        match volumes.chain(devices).find(|(theirs, _)| *theirs == uuid) {
+        let coming = self.creating.values().filter_map(|spec| Some((spec.uuid?, &spec.name)));
+        match volumes.chain(devices).chain(coming).find(|(theirs, _)| *theirs == uuid) {
             Some((_, other)) => Err(ControlError::untimely(kind, name, format!("{other} has the UUID {uuid} already"))),
             None => Ok(()),
         }
@@ -362,15 +412,21 @@ impl Inner {
 
     /// What the keeper has of a volume goes.
     pub(super) fn forget_kept(&self, name: &Name, uuid: Uuid) {
-        let Some(keeper) = &self.keeper else { return };
-        if let Err(error) = keeper.drop_owner(uuid.into_bytes()) {
-            tracing::warn!(volume = %name, %error, "the keeper could not be told that the volume is gone");
-        }
+        forget_kept(self.keeper.as_ref(), name, uuid);
     }
 
     /// The file lock tells the same later, without the other's name. Of the others' files counts what they were when they were opened: a file
     /// system that does not answer now is not asked. What could not be opened has no lock, and is looked at.
     pub(super) fn check_file_is_free(&self, spec: &VolumeSpec, path: &Path) -> Result<(), ControlError> {
+        let taken = |other: &Name| {
+            Err(ControlError::FileTaken { name: spec.name.clone(), path: path.to_owned(), other: other.clone() })
+        };
+        // Of those that are being made, the path tells: their files may not be there yet, and have a lock when they are.
+        let has = |other: &VolumeSpec| other.stack.leaves().into_iter().filter_map(Leaf::file).any(|theirs| theirs == path);
+        let mut coming = self.creating.values().filter(|other| !(spec.read_only && other.read_only));
+        if let Some(other) = coming.find(|&other| has(other)) {
+            return taken(&other.name);
+        }
         let Some(identity) = FileIdentity::of(path) else { return Ok(()) };
         let others = self.volumes.values().filter(|other| other.record.spec.name != spec.name);
         let other = others.into_iter().find(|other| {
@@ -384,11 +440,7 @@ impl Inner {
             theirs.any(|theirs| theirs == path || is_it(theirs)) && !(spec.read_only && other.record.spec.read_only)
         });
         match other {
-            Some(other) => Err(ControlError::FileTaken {
-                name: spec.name.clone(),
-                path: path.to_owned(),
-                other: other.record.spec.name.clone(),
-            }),
+            Some(other) => taken(&other.record.spec.name),
             None => Ok(()),
         }
     }
@@ -400,6 +452,30 @@ impl Inner {
 
     /// Opens a stored volume. Unlike a new one, it must be there in full: a file is neither made nor lengthened. Where it cannot be opened, the
     /// record tells of losses that were found out.
+    pub(super) fn reopen(&self, record: &mut VolumeRecord) -> Result<LiveGraph, ControlError> {
+        self.materials(&record.spec).reopen(record)
+    }
+}
+
+impl Materials {
+    /// See [`Inner::make_volume`]; its name and legs are free.
+    fn make_volume(&self, spec: &VolumeSpec, created_by: Option<Name>, uuid: Uuid) -> Result<NewVolume, ControlError> {
+        let size = spec.size.map(|size| size.0);
+        let leaves = spec.stack.leaves().len();
+        let made = self.make_graph(spec, size, spec.block_size.0, (uuid, (0..).take(leaves).collect()), None, &mut false)?;
+        let geometry = made.live.switch.geometry();
+        let mut spec = spec.clone();
+        // A size that was not asked for is the file's, less what makes no whole block.
+        let own_size = spec.size.is_none() && spec.stack.as_leaf().is_none();
+        spec.size = Some(Size(geometry.bytes()));
+        let owns_file = created_by.is_some() && matches!(made.files[..], [FileChange::Created(_)]);
+        let history = vec![HistoryEntry::now(&spec.stack)];
+        let record = VolumeRecord { created_by, owns_file, own_size, history, ..VolumeRecord::new(spec, uuid) };
+        let live = Ok(namespace(Arc::<Switch>::clone(&made.live.switch), &record, self.keeper()));
+        Ok(NewVolume { volume: Volume { record, live, graph: Some(made.live), lost: false }, files: made.files })
+    }
+
+    /// See [`Inner::reopen`].
     pub(super) fn reopen(&self, record: &mut VolumeRecord) -> Result<LiveGraph, ControlError> {
         let size = (!record.own_size).then_some(record.size().0);
         let leaves = (record.uuid, record.leaf_numbers());
@@ -434,6 +510,14 @@ impl Volume {
         if let Some(live) = &mut self.graph {
             live.graph.discard(stored);
         }
+    }
+}
+
+/// What the keeper has of a volume goes.
+pub(super) fn forget_kept(keeper: Option<&Arc<Link>>, name: &Name, uuid: Uuid) {
+    let Some(keeper) = keeper else { return };
+    if let Err(error) = keeper.drop_owner(uuid.into_bytes()) {
+        tracing::warn!(volume = %name, %error, "the keeper could not be told that the volume is gone");
     }
 }
 

@@ -378,6 +378,63 @@ fn a_line_that_another_program_wrote_is_refused() {
     }
 }
 
+/// A file, and how much of it was read.
+struct Counting<'a> {
+    file: io::Cursor<&'a [u8]>,
+    read: usize,
+}
+
+impl Read for Counting<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.file.read(buffer)?;
+        self.read += length;
+        Ok(length)
+    }
+}
+
+impl Seek for Counting<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
+}
+
+/// An account of years: of it, only what is asked for is read.
+#[test]
+fn a_short_period_of_a_long_account_is_found_without_the_rest() {
+    const LINES: u64 = 20_000;
+    let time = |number: u64| 1000 + number / 3;
+    let is_whole = |number: &u64| !number.is_multiple_of(7);
+    let mut text = Vec::new();
+    for number in 0..LINES {
+        let counted = Reading { tenant: "x".to_owned(), reads: 1, ..Reading::default() };
+        let (volume, time) = ("a".parse().unwrap(), time(number));
+        let line = Line { version: VERSION, time, seconds: 1, volume, device: None, counted, provisioned: 0, used: 0 };
+        let line = encode(&line);
+        // Crashes have cut some short.
+        let length = if is_whole(&number) { line.len() - 1 } else { line.len() / 2 };
+        text.extend_from_slice(&line.as_bytes()[..length]);
+        text.push(b'\n');
+    }
+    let sum = |text: &[u8], from, to| {
+        let (mut rows, mut file) = (BTreeMap::new(), Counting { file: io::Cursor::new(text), read: 0 });
+        let question = UsageQuestion { from: Some(from), to: Some(to), by: UsageBy::Volume };
+        add_file(&mut rows, Path::new("usage.log"), &mut file, &question)?;
+        Ok::<_, io::Error>((rows.pop_first().map_or(0, |(_, row)| row.reads), file.read))
+    };
+    let last = time(LINES - 1);
+    let starts = [0, 999, 1000, 1001, 1007, last / 2, last / 2 + 1, last - 20, last - 1, last, last + 5];
+    for (from, to) in starts.into_iter().flat_map(|from| [(from, from + 20), (from, u64::MAX)]) {
+        let is_asked_for = |number: &u64| is_whole(number) && from < time(*number) && time(*number) <= to;
+        let (reads, read) = sum(&text, from, to).unwrap();
+        assert_eq!(reads, (0..LINES).filter(is_asked_for).count() as u64, "{from} to {to}");
+        assert!(read < text.len() / 8 || to - from > 20 && from + 20 < last, "{from} to {to}: {read} bytes");
+    }
+    // Its number is that in the file.
+    text.extend_from_slice(summed("nonsense").as_bytes());
+    let error = sum(&text, last - 5, last).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("usage.log: line {} is none of an account", LINES + 1)), "{error}");
+}
+
 /// The clock goes back while the daemon runs, or between two: what is written then is in no period that a bill may be out for.
 #[test]
 fn no_line_is_earlier_than_one_before_it() {

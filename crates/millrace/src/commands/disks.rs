@@ -1,11 +1,13 @@
 //! Disks: volumes that other volumes share. What is said of volumes is said of them.
 
-use millrace_control::{VolumeSpec, VolumeView};
+use std::error::Error;
 
-use super::{Done, client, show, volume, volume_state};
+use millrace_control::{Size, VolumeSpec, VolumeView};
+
+use super::{Done, client, show, volume_called, volume_state};
 use crate::{
     cli::{DiskCommand, DiskCreate, Global, VolumeCommand},
-    client::segment,
+    client::{ClientError, segment},
     output::Table,
 };
 
@@ -20,28 +22,38 @@ pub(crate) fn disk(global: &Global, command: DiskCommand) -> Done {
         }
         DiskCommand::Show { name } => {
             check_disk(global, &name, &format!("show {name}"))?;
-            volume(global, VolumeCommand::Show { name, history: false })
+            volume_called("disk", global, VolumeCommand::Show { name, history: false })
         }
         DiskCommand::Resize(resize) => {
             let shrink = if resize.shrink { " --shrink" } else { "" };
             check_disk(global, &resize.name, &format!("resize {} {}{shrink}", resize.name, resize.size()))?;
-            volume(global, VolumeCommand::Resize(resize))
+            volume_called("disk", global, VolumeCommand::Resize(resize))
         }
         DiskCommand::Release { name, volume: given_up } => {
-            let (service, command) = ("disk".to_owned(), "release".to_owned());
-            volume(global, VolumeCommand::Command { name, service, command, arguments: vec![format!("name={given_up}")] })
+            find(global, &name)?;
+            let (service, command, arguments) = ("disk".to_owned(), "release".to_owned(), vec![format!("name={given_up}")]);
+            volume_called("disk", global, VolumeCommand::Command { name, service, command, arguments })
         }
         DiskCommand::Delete { name } => {
             check_disk(global, &name, &format!("delete {name}"))?;
-            volume(global, VolumeCommand::Delete { name })
+            volume_called("disk", global, VolumeCommand::Delete { name })
         }
     }
 }
 
+/// The volume of this name, for who has called it a disk.
+fn find(global: &Global, name: &str) -> Result<VolumeView, Box<dyn Error>> {
+    client(global)?.get(&format!("/v1/volumes/{}", segment(name))).map_err(|error| match error {
+        ClientError::Refused(problem) if problem.code == "no-volume" => {
+            format!("disk {name} does not exist; \"millrace disk list\" shows what there is").into()
+        }
+        error => error.into(),
+    })
+}
+
 /// What is said of disks is not done to other volumes: whoever takes one for a disk means another one.
 fn check_disk(global: &Global, name: &str, command: &str) -> Done {
-    let view: VolumeView = client(global)?.get(&format!("/v1/volumes/{}", segment(name)))?;
-    if view.stack.is_disk() {
+    if find(global, name)?.stack.is_disk() {
         return Ok(());
     }
     Err(format!("{name} is no disk; for a volume it is \"millrace volume {command}\"").into())
@@ -60,19 +72,50 @@ fn make(global: &Global, create: &DiskCreate) -> Done {
     })
 }
 
+/// What no volume has. A daemon from before it was a number tells it as a fact.
+fn free(view: &VolumeView) -> String {
+    let Some(status) = &view.tree.status else { return "-".to_owned() };
+    let told = || status.facts.iter().find(|(name, _)| name == "free").map(|(_, value)| value.clone());
+    status.room.map(|room| Size(room.free).approximate()).or_else(told).unwrap_or_else(|| "-".to_owned())
+}
+
 pub(super) fn table(views: &[VolumeView]) -> String {
     let mut table = Table::new(&["NAME", "SIZE", "FREE", "VOLUMES", "STACK", "STATE"]);
     for view in views {
         let facts = view.tree.status.as_ref().map(|status| &status.facts[..]).unwrap_or_default();
-        let free = facts.iter().find(|(name, _)| name == "free").map_or("-", |(_, value)| value);
         table.row([
             view.name.to_string(),
             view.size.approximate(),
-            free.to_owned(),
+            free(view),
             facts.iter().filter(|(name, _)| name.starts_with("volume ")).count().to_string(),
             view.stack.to_string(),
             volume_state(view),
         ]);
     }
     table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_control::State;
+    use millrace_services::{Room, Status};
+
+    use super::*;
+    use crate::commands::tests::volume;
+
+    #[test]
+    fn what_is_free_is_told_in_one_unit() {
+        let shown = |room, fact: &str| {
+            let mut view: VolumeView = serde_json::from_str(&volume("disk | null", None, State::Ready)).unwrap();
+            let told = Status::good([("free", fact.to_owned())]);
+            view.tree.status = Some(Status { room, ..told });
+            table(&[view])
+        };
+        let room = Room { free: (96 << 20) + 4096, total: 1 << 30 };
+        let told = shown(Some(room), "100667392 bytes of 1024 MiB");
+        assert!(told.contains(" 96M ") && !told.contains("bytes"), "{told}");
+        // As a daemon before this one tells it.
+        let told = shown(None, "96 MiB of 1024 MiB");
+        assert!(told.contains(" 96 MiB of 1024 MiB "), "{told}");
+    }
 }

@@ -31,7 +31,7 @@ pub const HEADER: usize = 32;
 /// Most bytes of a block's content.
 pub const MOST: usize = 1 << 20;
 /// Bytes of an event.
-pub const EVENT: usize = Event::WORDS * 8;
+const EVENT: usize = Event::WORDS * 8;
 /// Most events of a block.
 pub const EVENTS: usize = 4096;
 

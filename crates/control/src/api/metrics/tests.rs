@@ -1,4 +1,4 @@
-//! The table of metrics in the documentation.
+//! What the text has, and the table of metrics in the documentation.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -45,6 +45,45 @@ fn spec<T: DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
+/// A shard that is held up for a moment: zeroes would be counters that begin anew, and an alarm when it answers again.
+#[test]
+fn a_device_that_does_not_answer_has_no_counts() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = manager_in(directory.path());
+    manager.create_device(&spec(json!({ "name": "d", "nvme": {} }))).unwrap();
+    let mut devices = manager.devices();
+    let status = manager.status_with(&[], &devices);
+    let text = |devices: &[DeviceView]| render(&status, devices, &[], &[], &[]);
+    assert!(text(&devices).contains("millrace_device_media_errors_total{device=\"d\"} 0"));
+    (devices[0].phase, devices[0].state) = (None, State::Failed);
+    let told = text(&devices);
+    manager.shutdown();
+    let of_device: Vec<_> = told.lines().filter(|line| line.contains("device=\"d\"")).collect();
+    assert_eq!(of_device, ["millrace_device_connected{device=\"d\"} 0", "millrace_device_up{device=\"d\"} 0"]);
+}
+
+/// A sum over workers becomes less when one ends, which no counter does.
+#[test]
+fn what_workers_hold_back_is_counted_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = manager_in(directory.path());
+    manager.create_group(&spec(json!({ "name": "g", "caps": { "iops": 1000 } }))).unwrap();
+    let status = manager.status_with(&[], &[]);
+    let held = |worker: &str, count| {
+        let mut held = HeldBack { worker: worker.to_owned(), users: vec![(5, count)], ..HeldBack::here(&manager) };
+        held.groups[0].held_back = count;
+        held
+    };
+    let text = render(&status, &[], &[], &[], &[held(MAIN, 1), held("x", 2), held("y", 3)]);
+    manager.shutdown();
+    for (metric, label) in [("group", "group=\"g\""), ("app", "user=\"5\"")] {
+        for (worker, count) in [("", 1), (",worker=\"x\"", 2), (",worker=\"y\"", 3)] {
+            let sample = format!("millrace_{metric}_held_back_total{{{label}{worker}}} {count}");
+            assert!(text.lines().any(|line| line == sample), "{sample}: {text}");
+        }
+    }
+}
+
 #[test]
 fn every_metric_is_documented_as_it_is() {
     let directory = tempfile::tempdir().unwrap();
@@ -59,8 +98,8 @@ fn every_metric_is_documented_as_it_is() {
     let mut status = manager.status_with(&volumes, &devices);
     // What only some builds have, and what only programs with caps bring.
     status.workers[0].shards[0].stages = spec(json!([{ "stage": "s", "ticks": 1, "entries": 1 }]));
-    let held_back = (manager.throttles(), manager.groups(), vec![(5, 1)]);
-    let given = given(&render(&status, &devices, &volumes, &manager.copies(), &held_back));
+    let held_back = HeldBack { users: vec![(5, 1)], ..HeldBack::here(&manager) };
+    let given = given(&render(&status, &devices, &volumes, &manager.copies(), &[held_back]));
     manager.shutdown();
 
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md");

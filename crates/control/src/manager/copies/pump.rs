@@ -142,13 +142,12 @@ impl Pump {
             }
             let rate = self.live.rate.load(Ordering::Relaxed);
             let most = if rate == 0 { STEP } else { (rate / STEPS).clamp(LEAST, STEP) };
-            let (begun, before) = (Instant::now(), self.copier.copied());
+            let (begun, before) = (Instant::now(), self.copier.worked());
             self.at = self.copier.step(self.at, most)?;
-            let after = self.copier.copied();
             *locked(&self.live.progress) = self.progress();
-            let moved = after.moved + after.offloaded - before.moved - before.offloaded;
+            let worked = self.copier.worked() - before;
             if self.at < self.bytes {
-                self.keep_to_rate(rate, moved, begun);
+                self.keep_to_rate(rate, worked, begun);
             }
             if stored.elapsed() >= STORED_EVERY {
                 self.copier.flush()?;

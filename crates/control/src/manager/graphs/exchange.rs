@@ -24,7 +24,7 @@ use millrace_services::{
     graph::{self, Graph, Plan, Terms, Watch},
 };
 
-use super::{HistoryEntry, KeptLeaves, LiveGraph, failed, meters_of};
+use super::{HistoryEntry, KeptLeaves, LiveGraph, Means, failed, meters_of};
 use crate::{
     error::ControlError,
     manager::{Inner, Manager, VolumeView, volumes::FileChange},
@@ -139,7 +139,9 @@ impl Manager {
         }
         inner.check_leaves(&after.spec)?;
         inner.check_disk_idle(name)?;
-        inner.check_shares_idle(&before.spec)?;
+        if before.spec.stack.is_disk() {
+            inner.check_shares_idle(name)?;
+        }
         let missing = || ControlError::VolumeFailed { name: before.spec.name.clone(), reason: "it has no graph".to_owned() };
         let live = inner.volumes.get_mut(name).and_then(|volume| volume.graph.take()).ok_or_else(missing)?;
         after.remember(HistoryEntry { note, ..HistoryEntry::now(&after.spec.stack) });
@@ -157,15 +159,13 @@ impl Manager {
         let name = &before.spec.name;
         let kept = self.settings.keeper.as_ref().map(|keeper| KeptLeaves::beside(keeper, before));
         let numbers = before.leaf_numbers();
-        let opener = self.peek().opener(&after.spec, None, kept);
-        let (shared, spawner) = {
-            let inner = self.peek();
-            (Arc::clone(&inner.means.shared), Arc::clone(&inner.means.spawner))
-        };
+        let materials = self.peek().materials(&after.spec);
+        let opener = materials.opener(&after.spec, None, kept);
+        let Means { shared, spawner, .. } = &materials.means;
         let size = Some(before.size().0);
         let block_size = before.block_size().0;
         let plan = Plan { volume: name.as_str(), stack: &after.spec.stack, size, block_size };
-        let built = Graph::build_next(&plan, &opener, &shared, &spawner, (&live.graph, before.own_size));
+        let built = Graph::build_next(&plan, &opener, shared, spawner, (&live.graph, before.own_size));
         let mut record = after.clone();
         let result = built.map_err(|error| failed(name, error)).and_then(|(new, own_size)| {
             record.own_size = own_size;

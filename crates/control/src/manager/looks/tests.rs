@@ -91,7 +91,7 @@ fn looks_beside_dead_ones(dead: usize, has_answered: bool) {
         looks.ask(with(all, &volume(name, &path)), mounts.clone());
         assert_eq!(looks.next_done(Instant::now() + PATIENCE, true), Some((name.parse().unwrap(), Found::Gone(path))));
     };
-    let mut looks = Looks::new();
+    let mut looks = Looks::default();
     if has_answered {
         is_next(&mut looks, &[], "z");
     }
@@ -124,7 +124,7 @@ fn a_file_that_hangs_has_the_next_one_looked_at() {
     let directory = tempfile::tempdir().unwrap();
     let mounts = folders(directory.path(), ["alive".to_owned()].into_iter());
     let all = hung(["a".to_owned()].into_iter(), &mounts[0]);
-    let (path, mut looks) = (mounts[0].join("gone.img"), Looks::new());
+    let (path, mut looks) = (mounts[0].join("gone.img"), Looks::default());
     looks.ask(with(&all, &volume("b", &path)), mounts);
     assert_eq!(looks.next_done(Instant::now() + PATIENCE, true), Some(("b".parse().unwrap(), Found::Gone(path))));
     assert_eq!(ended(&mut looks, all), 1);
@@ -140,7 +140,7 @@ fn a_link_is_on_the_file_system_that_it_leads_to() {
         symlink(format!("../{folder}"), alive.join(folder)).unwrap();
         all.extend(hung((0..MOST).map(|at| format!("a{folder}{at}")), &alive.join(folder)));
     }
-    let mut looks = Looks::new();
+    let mut looks = Looks::default();
     for at in 0..MOST {
         let (name, path) = (format!("z{at}"), alive.join("none.img"));
         looks.ask(with(&all, &volume(&name, &path)), mounts.clone());

@@ -8,7 +8,7 @@ use millrace_driver::{DmaBuffer, QueueOptions, QueuePair, VfioUser, spec::Namesp
 use super::*;
 use crate::{
     apps::{AppChange, AppUser},
-    manager::{AppSource, Asker, Elsewhere, Others, SessionSpec},
+    manager::{AppSource, Asker, Elsewhere, Granted, Limit, Others, SessionSpec},
     model::GroupCaps,
     store::SessionRecord,
 };
@@ -240,6 +240,26 @@ fn a_users_caps_hold_for_all_his_sessions_and_for_nobody_elses() {
     assert_eq!(rig.app(UID, &nobody()).unwrap().caps, bandwidth(7), "what was said outlives the daemon");
     let change = AppChange { sessions: Some(3), ..AppChange::default() };
     assert_eq!(rig.change_app(UID, &change, &nobody()).unwrap().caps, bandwidth(7), "what is not said stays");
+}
+
+/// In a worker that is told who may have what: a session that was granted before its user's caps were changed comes after them.
+#[test]
+fn a_session_that_is_made_late_brings_back_no_old_caps() {
+    let rig = Rig::new();
+    with_volumes(&rig);
+    let granted = |name: &str, caps| {
+        let (name, volume) = (name.parse().unwrap(), "a".to_owned());
+        Granted { name, uid: UID, volume, read_only: false, caps }
+    };
+    let caps_of = |name: &str| rig.device(name).unwrap().session_caps;
+    rig.receive_session(&granted("first", GroupCaps::default())).unwrap();
+    rig.receive_limit(&Limit { uid: UID, caps: bandwidth(5) }).unwrap();
+    rig.receive_session(&granted("second", GroupCaps::default())).unwrap();
+    assert_eq!((caps_of("first"), caps_of("second")), (bandwidth(5), bandwidth(5)));
+    rig.receive_limit(&Limit { uid: UID, caps: GroupCaps::default() }).unwrap();
+    rig.receive_session(&granted("third", bandwidth(5))).unwrap();
+    assert!(["first", "second", "third"].iter().all(|name| caps_of(name).is_empty()));
+    assert!(rig.users_held_back().is_empty(), "nobody has caps");
 }
 
 #[test]

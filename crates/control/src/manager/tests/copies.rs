@@ -2,6 +2,7 @@
 
 use super::{stacks::under_load, *};
 use crate::{
+    manager::copies::ENDED,
     model::{CopyChange, CopySpec, CopyState, VolumeChange},
     store::{Changes, CopyRecord},
 };
@@ -269,6 +270,22 @@ fn a_new_rate_counts_at_once() {
     assert!(rig.has("b.img", &data));
 }
 
+/// Volumes that know no holes: all of it is read.
+#[test]
+fn a_rate_counts_for_zeroes_as_well() {
+    let rig = Rig::new();
+    for name in ["a", "b"] {
+        rig.create_volume(&volume(name, "1M", "memory")).unwrap();
+    }
+    rig.create_copy(&spec(Some("job"), "a", "b", Some(SLOW))).unwrap();
+    rig.begun("job");
+    let view = rig.change_copy("job", &to(CopyState::Paused)).unwrap();
+    assert_eq!((view.state, view.done, view.skipped), (CopyState::Paused, 64 << 10, 64 << 10), "one step");
+    rig.change_copy("job", &CopyChange { state: Some(CopyState::Running), rate: Some(Size(0)) }).unwrap();
+    let view = rig.copied("job");
+    assert_eq!((view.state, view.skipped), (CopyState::Done, 1 << 20));
+}
+
 #[test]
 fn a_copy_that_failed_does_not_go_on_into_another_volume_of_that_name() {
     let mut rig = Rig::new();
@@ -422,6 +439,27 @@ fn a_copy_does_not_go_on_over_what_somebody_uses() {
     }
 }
 
+/// It was begun before all others, and who waits for it is to see how it ended.
+#[test]
+fn of_copies_that_have_ended_the_last_to_end_is_not_the_first_to_be_forgotten() {
+    let rig = Rig::new();
+    rig.two_files();
+    rig.create_volume(&rig.file_volume("c", "1M")).unwrap();
+    rig.create_copy(&spec(Some("a"), "a", "b", Some(SLOW))).unwrap();
+    rig.change_copy("a", &to(CopyState::Paused)).unwrap();
+    let another = |number: usize| {
+        let name = format!("c{number}");
+        rig.create_copy(&spec(Some(&name), "a", "c", None)).unwrap();
+        assert_eq!(rig.copied(&name).state, CopyState::Done);
+    };
+    (0..ENDED).for_each(another);
+    rig.change_copy("a", &CopyChange { state: Some(CopyState::Running), rate: Some(Size(0)) }).unwrap();
+    assert_eq!(rig.copied("a").state, CopyState::Done);
+    another(ENDED);
+    assert_eq!(rig.copy("a").unwrap().state, CopyState::Done);
+    assert!(rig.copies().len() <= ENDED && rig.copy("c0").is_err());
+}
+
 #[test]
 fn a_configuration_cannot_use_the_target_of_a_copy() {
     let mut rig = Rig::new();
@@ -556,7 +594,7 @@ fn who_cancels_a_copy_does_not_forget_one_that_was_begun_again() {
 }
 
 #[test]
-fn a_physical_disk_is_not_taken_for_memory() {
+fn what_a_disk_has_is_not_taken_for_memory() {
     let rig = Rig::new();
     rig.create_volume(&rig.file_volume("a", "1M")).unwrap();
     let mut inner = rig.peek();
@@ -564,7 +602,14 @@ fn a_physical_disk_is_not_taken_for_memory() {
     for (stack, is_in_memory) in [
         ("throttle(iops=1) | nvme:0000:01:00.0", false),
         ("mirror(nvme:0000:01:00.0, file:/b)", false),
-        ("cache(mode=through, memory, nvme:0000:01:00.0)", true),
+        ("cache(mode=through, memory, nvme:0000:01:00.0)", false),
+        // What something else has, too, does not go with the memory.
+        ("cache(mode=through, memory, file:/b)", false),
+        ("cache(mode=through, file:/b, memory)", true),
+        ("cache(mode=back, memory, file:/b)", true),
+        ("mirror(memory, file:/b)", false),
+        ("mirror(memory, cache(mode=back, memory, file:/b))", true),
+        ("concat(memory, file:/b)", true),
     ] {
         inner.volumes.get_mut("a").unwrap().record.spec.stack = stack.parse().unwrap();
         assert_eq!(inner.is_in_memory(&"a".parse().unwrap()), is_in_memory, "{stack}");

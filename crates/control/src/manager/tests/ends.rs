@@ -183,3 +183,25 @@ fn an_upgrade_that_nobody_waits_for_any_more_does_not_begin() {
     assert!(rig.last_upgrade().is_err(), "none is under way");
     rig.prepare_upgrade(&spec, Uuid::new_v4(), || true).unwrap();
 }
+
+/// As a file that is gone: this worker has the key, and no other one would get it.
+#[test]
+fn an_upgrade_does_not_begin_without_a_volumes_key() {
+    let rig = Rig::new();
+    rig.create_device(&device("d", "{}")).unwrap();
+    let (path, upgrade) = (rig.path("key"), UpgradeSpec { binary: "/proc/self/exe".into(), trial_seconds: None });
+    for (name, kind) in [("f", "file:"), ("c", "command:/bin/cat ")] {
+        let source = format!("{kind}{}", path.display());
+        fs::write(&path, [7; 32]).unwrap();
+        let stack = rig.stack(&format!("crypt(key=\"{source}\") | @{name}.img"));
+        rig.create_volume(&spec(name, Some("64K"), &stack)).unwrap();
+        rig.attach("d", &attach(name, Some(1))).unwrap();
+        fs::remove_file(&path).unwrap();
+        let refused = rig.prepare_upgrade(&upgrade, Uuid::new_v4(), || true).unwrap_err();
+        let (class, said) = (refused.class(), refused.to_string());
+        assert!(class == Class::Conflict && said.contains(&format!("volume {name}: ")), "{said}");
+        assert!(said.contains(&source), "{said}");
+        rig.detach("d", 1).unwrap();
+    }
+    rig.prepare_upgrade(&upgrade, Uuid::new_v4(), || true).expect("no guest needs a key");
+}

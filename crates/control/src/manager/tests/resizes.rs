@@ -183,6 +183,28 @@ fn what_shares_a_disk_waits_while_that_is_changed() {
     rig.delete_volume("s").unwrap();
 }
 
+/// Its extents are cleared, for hours on some disks: whoever gave room back would wait for that with everything locked.
+#[test]
+fn nothing_on_a_disk_goes_while_another_volume_comes_to_it() {
+    let rig = Rig::new();
+    rig.create_volume(&spec("pool", Some("512K"), &rig.stack("disk(extent=64K) | @disk.img"))).unwrap();
+    rig.create_volume(&spec("s", Some("64K"), "share | volume:pool")).unwrap();
+    rig.create_volume(&rig.file_volume("other", "64K")).unwrap();
+    rig.create_volume(&rig.file_volume("comes", "64K")).unwrap();
+    rig.peek().changing.insert("comes".parse().unwrap(), "share | volume:pool".parse().unwrap());
+    let refused =
+        |error: ControlError| assert!(matches!(&error, ControlError::Changing { name } if name.as_str() == "comes"));
+    refused(rig.delete_volume("s").unwrap_err());
+    refused(rig.resize_volume("pool", size("1M"), false).unwrap_err());
+    refused(rig.try_change("pool", "disk(extent=64K) | throttle(iops=1M) | @disk.img", false).unwrap_err());
+    // What is not on it goes, and who wants room there waits with nothing locked.
+    rig.delete_volume("other").unwrap();
+    rig.resize_volume("s", size("128K"), false).unwrap();
+    rig.peek().changing.clear();
+    rig.delete_volume("s").unwrap();
+    rig.resize_volume("pool", size("1M"), false).unwrap();
+}
+
 #[test]
 fn the_daemon_ends_after_a_resize() {
     let mut rig = Rig::new();

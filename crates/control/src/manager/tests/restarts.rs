@@ -1,6 +1,9 @@
 //! What is there again, and what is not.
 
-use super::{stacks::spec, *};
+use millrace_services::record::Region;
+
+use super::{guests::HUNG, stacks::spec, *};
+use crate::{model::CopyState, upgrade::UpgradeSpec};
 
 const CONFIG: &str = r#"
 [[volume]]
@@ -201,6 +204,161 @@ fn a_volume_that_does_not_answer_can_be_deleted_meanwhile() {
     assert_eq!(rig.volume("b").unwrap().state, State::Ready);
 }
 
+/// Files that nobody writes to: who reads them waits.
+fn make_fifo(path: &Path) {
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+}
+
+#[test]
+fn a_key_that_does_not_come_keeps_its_own_volume_only() {
+    let mut rig = Rig::new();
+    let command = format!("command:/bin/cat {}", rig.path("c.key").display());
+    for (name, key) in [("f", "@f.key"), ("c", command.as_str())] {
+        fs::write(rig.path(&format!("{name}.key")), [7; 32]).unwrap();
+        let stack = rig.stack(&format!("crypt(key=\"{key}\") | @{name}.img"));
+        rig.create_volume(&spec(name, Some("64K"), &stack)).unwrap();
+    }
+    rig.create_volume(&rig.file_volume("p", "64K")).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("p", None)).unwrap();
+    rig.stop();
+    for key in ["f.key", "c.key"] {
+        fs::remove_file(rig.path(key)).unwrap();
+        make_fifo(&rig.path(key));
+    }
+    rig.start();
+    let why = |name: &str| rig.volume(name).unwrap().reason.unwrap();
+    assert!(why("f").contains("f.key does not answer; it is opened when that does"), "{}", why("f"));
+    assert!(why("c").contains(&format!("the source of its key, {command}, does not answer")), "{}", why("c"));
+    assert_eq!((rig.volume("p").unwrap().state, rig.device("d").unwrap().state), (State::Ready, State::Ready));
+    assert_eq!(nsids(&mut guest(&rig, "d")), [1]);
+    fs::write(rig.path("f.key"), [7; 32]).unwrap();
+    eventually("a volume that has its key", || (rig.volume("f").unwrap().state == State::Ready).then_some(()));
+    // Its command has an end.
+    let killed = format!("the key command {command} was killed");
+    eventually("a command that is killed", || why("c").contains(&killed).then_some(()));
+}
+
+/// Requests of a worker that died may keep the file for a moment more, so that it is free when the volume is opened.
+#[test]
+fn the_key_of_a_volume_whose_file_is_kept_is_not_fetched_while_others_wait() {
+    let mut rig = Rig::new();
+    fs::write(rig.path("f.key"), [7; 32]).unwrap();
+    rig.create_volume(&spec("f", Some("64K"), &rig.stack("crypt(key=\"@f.key\") | @f.img"))).unwrap();
+    rig.stop();
+    fs::remove_file(rig.path("f.key")).unwrap();
+    make_fifo(&rig.path("f.key"));
+    let holder = fs::File::open(rig.path("f.img")).unwrap();
+    holder.lock().unwrap();
+    rig.start();
+    let why = rig.volume("f").unwrap().reason.unwrap();
+    assert!(why.contains("f.key does not answer; it is opened when that does"), "{why}");
+    // It comes, and the file is kept still: later looks ask for no key before it is free.
+    fs::write(rig.path("f.key"), [7; 32]).unwrap();
+    let is_kept = || rig.volume("f").unwrap().reason.is_some_and(|why| why.contains("f.img is in use")).then_some(());
+    eventually("a look that finds it kept", is_kept);
+    fs::remove_file(rig.path("f.key")).unwrap();
+    fs::write(rig.path("f.key"), [7; 32]).unwrap();
+    drop(holder);
+    eventually("a volume that is opened", || (rig.volume("f").unwrap().state == State::Ready).then_some(()));
+}
+
+/// Has an erasure of what lies over a file begun, and not ended, as a worker's end leaves it in the middle of a guest's Format.
+fn cut_off_erasure(path: &Path) {
+    let disk = format!("file:{}", path.display()).parse().unwrap();
+    let disk = millrace_backends::open(&disk, "e", None, BlockSize::B512).unwrap();
+    let region = Region { magic: *b"MILLINTG", version: 1, offset: 0, len: 16 << 10 };
+    let found = region.load(&disk).unwrap().unwrap();
+    let mut content = found.content;
+    content[32] = 1;
+    region.store(&disk, found.generation + 1, &content).unwrap();
+}
+
+#[test]
+fn an_erasure_that_was_cut_off_keeps_its_own_volume_only() {
+    let mut rig = Rig::new();
+    rig.create_volume(&spec("erased-slowly", Some("1M"), &rig.stack("integrity | @e.img"))).unwrap();
+    rig.create_volume(&spec("over", None, "throttle(iops=1M) | volume:erased-slowly")).unwrap();
+    rig.create_volume(&rig.file_volume("p", "64K")).unwrap();
+    for (device_name, volume) in [("d", "over"), ("e", "p")] {
+        rig.create_device(&device(device_name, "{}")).unwrap();
+        rig.attach(device_name, &attach(volume, None)).unwrap();
+    }
+    rig.stop();
+    cut_off_erasure(&rig.path("e.img"));
+    let (release, hung) = channel();
+    HUNG.lock().unwrap().insert("erased-slowly".into(), hung);
+    rig.start();
+    let why = |name: &str| rig.volume(name).unwrap().reason.unwrap();
+    assert!(why("erased-slowly").contains("an erasure that was cut off"), "{}", why("erased-slowly"));
+    assert!(why("over").contains("volume erased-slowly, of which it is made, is being erased"), "{}", why("over"));
+    assert_eq!((rig.volume("p").unwrap().state, rig.device("d").unwrap().state), (State::Ready, State::Ready));
+    assert_eq!(nsids(&mut guest(&rig, "e")), [1]);
+    // Nobody has it meanwhile, and no other worker begins again.
+    assert!(matches!(rig.delete_volume("erased-slowly"), Err(ControlError::Changing { .. })));
+    let upgrade = UpgradeSpec { binary: "/proc/self/exe".into(), trial_seconds: None };
+    let refused = rig.prepare_upgrade(&upgrade, Uuid::new_v4(), || true).unwrap_err().to_string();
+    assert!(refused.contains("volume erased-slowly: an erasure that was cut off"), "{refused}");
+    drop(release);
+    all_opens_whole(&rig);
+    let mut guest = guest(&rig, "d");
+    eventually("a namespace that is shown", || (nsids(&mut guest) == [1]).then_some(()));
+    rig.prepare_upgrade(&upgrade, Uuid::new_v4(), || true).unwrap();
+    assert!(rig.peek().changing.is_empty());
+    rig.restart();
+    assert!(rig.status().failed.is_empty());
+}
+
+/// The copy waits for its target, and that must not wait for the copy.
+#[test]
+fn an_erasure_of_what_is_copied_to_is_completed() {
+    let mut rig = Rig::new();
+    rig.create_volume(&rig.file_volume("p", "1M")).unwrap();
+    rig.create_volume(&spec("t", Some("1M"), &rig.stack("integrity | @t.img"))).unwrap();
+    let copy = serde_json::from_str(r#"{"name":"job","source":"p","target":"t","rate":"4K"}"#).unwrap();
+    rig.create_copy(&copy).unwrap();
+    rig.stop();
+    cut_off_erasure(&rig.path("t.img"));
+    rig.start();
+    eventually("a target that is open", || (rig.volume("t").unwrap().state == State::Ready).then_some(()));
+    assert_eq!(rig.copy("job").unwrap().state, CopyState::Running);
+}
+
+/// Why it failed is told, and nothing is kept from going for long.
+#[test]
+fn an_erasure_that_fails_is_not_begun_again_at_once() {
+    let mut rig = Rig::new();
+    rig.create_volume(&spec("not-erased", Some("1M"), &rig.stack("integrity | @n.img"))).unwrap();
+    rig.create_device(&device("d", "{}")).unwrap();
+    rig.attach("d", &attach("not-erased", None)).unwrap();
+    rig.stop();
+    cut_off_erasure(&rig.path("n.img"));
+    let hang = || {
+        let (release, hung) = channel();
+        HUNG.lock().unwrap().insert("not-erased".into(), hung);
+        release
+    };
+    let release = hang();
+    rig.start();
+    eventually("its erasure", || (!HUNG.lock().unwrap().contains_key(Path::new("not-erased"))).then_some(()));
+    fs::rename(rig.path("n.img"), rig.path("aside")).unwrap();
+    drop(release);
+    let is_told = || rig.volume("not-erased").unwrap().reason.is_some_and(|why| why.contains("No such file")).then_some(());
+    eventually("its failure", is_told);
+    let _release = hang();
+    fs::rename(rig.path("aside"), rig.path("n.img")).unwrap();
+    // Looks come once a second at least.
+    thread::sleep(Duration::from_secs(3));
+    assert!(HUNG.lock().unwrap().remove(Path::new("not-erased")).is_some(), "nobody has begun again");
+    is_told().expect("the cause");
+    let upgrade = UpgradeSpec { binary: "/proc/self/exe".into(), trial_seconds: None };
+    rig.prepare_upgrade(&upgrade, Uuid::new_v4(), || true).expect("another worker may try it, too");
+    rig.delete_device("d").unwrap();
+    rig.delete_volume("not-erased").unwrap();
+    assert!(rig.peek().is_nobody_late());
+}
+
 #[test]
 fn a_failed_volume_can_be_let_go() {
     let mut rig = Rig::new();
@@ -329,6 +487,21 @@ fn a_crash_leaves_a_state_that_was_true() {
     fs::copy(copy.path().join("state.redb"), rig.path("state.redb")).unwrap();
     rig.start();
     assert_eq!(picture(&rig), before);
+}
+
+/// The slow leg has all of it.
+#[test]
+fn a_read_cache_in_memory_keeps_no_volume_from_coming_back() {
+    let mut rig = Rig::new();
+    let stack = rig.stack("cache(mode=through, memory(size=4M)) | @slow");
+    rig.create_volume(&spec("v", Some("1M"), &stack)).unwrap();
+    let data: Vec<_> = (0..1 << 20).map(|at: usize| (at / 512 + at) as u8).collect();
+    let switch = |rig: &Rig| Arc::clone(&rig.peek().volumes["v"].graph.as_ref().unwrap().switch);
+    millrace_services::legs::write(&switch(&rig), 0, data.clone()).unwrap();
+    rig.restart();
+    let view = rig.volume("v").unwrap();
+    assert_eq!((view.health, view.reason), (millrace_services::Health::Good, None));
+    assert!(millrace_services::legs::read(&switch(&rig), 0, data.len()).unwrap() == data);
 }
 
 /// What to put right, or where to bring something back from, there is not.

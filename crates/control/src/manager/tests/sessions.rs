@@ -140,3 +140,22 @@ fn sockets_of_sessions_go_that_a_killed_daemon_has_left() {
     assert!(!left.exists(), "nobody hears it");
     assert_eq!(fs::read(&others).unwrap(), b"precious");
 }
+
+/// What it would tidy up in its state waits: volumes and guests do not.
+#[test]
+fn a_daemon_starts_whose_state_has_no_room_to_forget_sessions() {
+    let disk = FullDisk::default();
+    let mut rig = Rig::on(&disk);
+    rig.create_volume(&volume("a", "1M", "memory")).unwrap();
+    let (name, _connection) = rig.open_session(own(), &spec("a", false), &Elsewhere::new).unwrap();
+    rig.stop();
+    let store = disk.store();
+    disk.set_full(true);
+    rig.manager = Some(start(rig.directory.path(), store, 1, Placement::Device, None).unwrap());
+    assert!(rig.device(name.as_str()).is_err(), "there is no device of it");
+    assert_eq!(rig.volume("a").unwrap().state, State::Ready);
+    disk.set_full(false);
+    rig.stop();
+    rig.manager = Some(start(rig.directory.path(), disk.store(), 1, Placement::Device, None).unwrap());
+    assert!(rig.store.load().unwrap().1.is_empty(), "it is forgotten by now");
+}

@@ -157,3 +157,21 @@ fn a_record_without_a_kind_is_read_and_gets_one() {
     rig.restart();
     assert_eq!(seen(&rig), ((DISCARD, 512), 0));
 }
+
+/// Its guest waits for ever: somebody has to be told.
+#[test]
+fn a_disk_with_a_fault_of_ours_is_shown_as_failed() {
+    let rig = Rig::new();
+    disk(&rig);
+    assert_eq!((rig.device("d").unwrap().state, rig.status().failed.len()), (State::Ready, 0));
+    let failed = rig.peek().device("d").unwrap().live.as_ref().unwrap().fail_disk();
+    assert!(matches!(failed, Err(ControlError::Fenced { .. })));
+    let view = rig.device("d").unwrap();
+    assert_eq!((view.state, view.reason.as_deref()), (State::Failed, Some(crate::devices::FENCED)));
+    assert_eq!(rig.status().failed, [format!("device d: {}", crate::devices::FENCED)]);
+    // What it is told to do.
+    rig.delete_device("d").unwrap();
+    disk(&rig);
+    assert_eq!((rig.device("d").unwrap().state, rig.status().failed.len()), (State::Ready, 0));
+    connect(&rig);
+}
