@@ -5,7 +5,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-.PHONY: help run test hw-test hw-synth bench fmt lint fuzz guests setup build install uninstall install-fastpath \
+.PHONY: help run test soak hw-test hw-synth bench fmt lint fuzz guests setup build install uninstall install-fastpath \
 	uninstall-fastpath clean-guests clean
 
 help: ## what there is
@@ -16,6 +16,10 @@ run: guests build ## a stock Linux guest with a disk served by Millrace; ENGINE=
 
 test: guests ## every test, guests included
 	@scripts/test
+
+soak: setup ## random commands of operators, every block checked, for an hour or so; RUNS=20 (docs/testing.md)
+	@cargo build --profile checked --locked -p millrace
+	@MILLRACE_TEST_RUNS=$(or $(RUNS),20) cargo test --profile checked --locked -p millrace-tests --test soak -- --nocapture
 
 hw-test: guests ## the hardware's tests: lint, modules, proofs, the simulated engine (docs/hardware.md)
 	@scripts/hw-test

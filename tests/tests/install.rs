@@ -47,6 +47,29 @@ fn files(folder: &Path) -> BTreeSet<String> {
     found
 }
 
+/// Where links of the pages in a folder lead, and nothing is there.
+fn dead_links(folder: &Path) -> Vec<String> {
+    let mut dead = Vec::new();
+    for page in &files(folder) {
+        let path = folder.join(page);
+        if path.extension().is_none_or(|extension| extension != "md") {
+            continue;
+        }
+        let mut fenced = false;
+        for line in fs::read_to_string(&path).expect("a page").lines() {
+            fenced ^= line.trim_start().starts_with("```");
+            let links = line.split("](").skip(1).filter(|_| !fenced);
+            let targets = links.map(|link| link.split([')', '#']).next().unwrap_or_default());
+            let is_dead = |target: &&str| {
+                let leaves = target.is_empty() || target.contains("://") || target.starts_with("mailto:");
+                !leaves && !path.with_file_name(target).exists()
+            };
+            dead.extend(targets.filter(is_dead).map(|target| format!("{page}: {target}")));
+        }
+    }
+    dead
+}
+
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).permissions().mode() & 0o777
 }
@@ -64,7 +87,8 @@ fn it_is_installed_and_taken_away_again() {
         ("usr/local/share/bash-completion/completions/millrace", "_millrace"),
         ("usr/local/share/zsh/site-functions/_millrace", "#compdef millrace"),
         ("usr/local/share/fish/vendor_completions.d/millrace.fish", "millrace"),
-        ("usr/local/share/doc/millrace/millrace.example.toml", "[[volume]]"),
+        ("usr/local/share/doc/millrace/docs/millrace.example.toml", "[[volume]]"),
+        ("usr/local/share/doc/millrace/LICENSE-MIT", "Permission is hereby granted"),
         ("usr/local/share/doc/millrace/README.md", "# Millrace"),
         ("usr/local/share/doc/millrace/docs/sandbox.md", "--allow"),
         ("usr/local/share/doc/millrace/docs/services/crypt.md", "key-encryption key"),
@@ -79,6 +103,7 @@ fn it_is_installed_and_taken_away_again() {
         assert!(there.contains(text), "{path} has no {text:?}");
     }
     assert_eq!(mode(&place("usr/local/bin/millrace")), 0o755);
+    assert_eq!(dead_links(&place("usr/local/share/doc/millrace")), Vec::<String>::new());
 
     // A newer version goes over an older one: what the operator has written stays, and what is no more goes.
     fs::write(place("etc/millrace.toml"), "shards = \"2\"\n").expect("the configuration");

@@ -314,6 +314,27 @@ fn a_restart_brings_all_back_in_every_mode() {
     daemon.finish();
 }
 
+/// A cache that has nothing of its own begins anew in the other worker.
+#[test]
+fn what_services_keep_in_memory_stays_in_its_worker() {
+    let daemon = Daemon::start_with(&BY_TENANT);
+    daemon.run(&["device", "create", "b", "--nvme", "--tenant", "y"]);
+    let create = |name: &str, stack: &str| daemon.run(&["volume", "create", name, "--size", "16M", "--stack", stack]);
+    let cached = |mode: &str, name: &str| {
+        format!("cache(mode={mode}, memory(size=8M)) | file:{}", daemon.path(&format!("{name}.img")).display())
+    };
+    for (name, stack) in [("i", "integrity | memory".to_owned()), ("w", cached("back", "w"))] {
+        create(name, &stack);
+        let said = daemon.try_run(&["device", "attach", "b", name]).expect_err("it must be refused");
+        assert!(said.contains("keeps in the memory of that worker"), "{said}");
+        daemon.run(&["volume", "delete", name]);
+    }
+    create("t", &cached("through", "t"));
+    daemon.run(&["device", "attach", "b", "t"]);
+    assert_eq!(daemon.json(&["volume", "show", "t"])["health"], "good");
+    daemon.finish();
+}
+
 /// A volume goes where it is attached; what two workers would have to share is refused with what to do.
 #[test]
 fn volumes_follow_their_devices() {

@@ -209,6 +209,8 @@ fn a_device_that_ends_workers_is_taken_out_of_service() {
         (phase().as_deref() == Some("failed")).then_some(())
     });
     assert!(faults >= 2, "one fault is forgiven");
+    let failed = daemon.json(&["status"])["failed"].to_string();
+    assert!(failed.contains("device victim: two workers in a row ended"), "{failed}");
     // Its guest finds a fatal status; nobody else finds anything.
     load.kill();
     let mut load = Load::start(&other, &Work::default());
