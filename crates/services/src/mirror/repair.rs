@@ -160,7 +160,8 @@ impl Mirror {
     }
 
     /// Reads a unit from the others, of which `leg` can read nothing, so far as it is not `asked` for it. False when the others differ in what was
-    /// not asked for: that may be undecided, and so is given to no leg. Then the unit stays as it is, which is not the leg's fault.
+    /// not asked for, or none of them can read it: that may be undecided, and so is given to no leg. Then the unit stays as it is, which is not the
+    /// leg's fault.
     async fn read_unit(
         &self,
         cx: TaskContext<'_>,
@@ -175,9 +176,12 @@ impl Mirror {
             let part = room.part((place - unit) as usize, block).expect("a block of the unit");
             let is_asked = asked.contains(&place);
             // What it can read may be right on it alone.
-            let is_there = !is_asked && self.transfer(cx, leg, Operation::Read, place, part).await.is_ok();
-            if is_there || self.read_any(cx, others, place, part).await.is_err() {
+            if !is_asked && self.transfer(cx, leg, Operation::Read, place, part).await.is_ok() {
                 return Err(());
+            }
+            if self.read_any(cx, others, place, part).await.is_err() {
+                // What was asked for was read a moment ago.
+                return if is_asked { Err(()) } else { Ok(false) };
             }
             for other in legs_of(if is_asked { 0 } else { others }) {
                 if self.transfer(cx, other, Operation::Compare, place, part).await == Err(BlockError::Miscompare) {

@@ -443,7 +443,8 @@ impl Parity {
             let others = self.all_parts() & !absent;
             let is_read = self.move_parts(cx, Operation::Read, unit, &image, others).await.done == others;
             if !is_read || !image.parts().solve(absent) {
-                return None;
+                // Another leg's fault: the unit stays as it is.
+                continue;
             }
             // Where another part of a block is wrong, what is computed would fit that, and hide it: a scrub reports it, and until then it stays.
             let has_spare = (absent.count_ones() as usize) < self.layout.parity;

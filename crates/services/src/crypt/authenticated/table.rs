@@ -123,9 +123,13 @@ impl Node {
         if let Some((list, number)) = &self.list
             // A look first: an exchange takes the cache line from whoever else writes there.
             && !self.listed.load(Ordering::SeqCst)
-            && !self.listed.swap(true, Ordering::SeqCst)
         {
-            list.lock().push(*number);
+            // Under the lock: who finds it listed may be the last writer that a save waits for, and that save must find it in the list then,
+            // whoever is putting it there.
+            let mut numbers = list.lock();
+            if !self.listed.swap(true, Ordering::SeqCst) {
+                numbers.push(*number);
+            }
         }
     }
 

@@ -285,6 +285,31 @@ fn what_is_undecided_is_not_given_with_the_sector_around_it() {
     assert!(data_of(&legs[0]) == model && data_of(&legs[2]) == model);
 }
 
+/// Nor does another leg's bad block in it cost the leg with the bad sector.
+#[test]
+fn a_sector_that_no_other_leg_has_as_a_whole_costs_no_leg() {
+    let other = faulty(2, 1024).remove(1);
+    let mut legs = volumes(&faulty(2, 1024));
+    let disk = BadSector::on(Arc::clone(&legs[0]));
+    legs[0] = Arc::<BadSector>::clone(&disk);
+    legs[1] = Arc::<FaultVolume>::clone(&other);
+    let graph = open("region=64K, ", &legs, Reason::Create);
+    on_bench(&graph, |bench| {
+        let model = bench.write_random(0, 1024);
+        (0..2).for_each(|_| look_at_marks(&graph));
+        disk.goes_bad();
+        let range = Some((Lba(12), BlockCount(1)));
+        other.add(Rule { range, ..Rule::new(Kind::Read, When::Always, Effect::Fail(READ_FAULT)) });
+        // More than once: legs take turns.
+        (0..4).for_each(|_| bench.expect(10, &model[10 * 512..11 * 512]));
+        assert_eq!((disk.is_bad(), state(&graph, 0).as_str()), (true, "good"));
+        other.clear();
+        (0..4).for_each(|_| bench.expect(10, &model[10 * 512..11 * 512]));
+        assert_eq!((disk.is_bad(), state(&graph, 0).as_str()), (false, "good"));
+        bench.expect(0, &model);
+    });
+}
+
 /// No mark tells of the block that is wrong there: filled with what it missed, the leg would have it again.
 #[test]
 fn a_leg_that_refuses_what_a_scrub_found_is_filled_with_everything() {

@@ -604,6 +604,32 @@ fn what_does_not_fit_is_not_written_with_the_sector_around_it() {
     on_bench(&graph, |bench| bench.expect(0, &model));
 }
 
+/// Each could be written with what the other has, and neither has it.
+#[test]
+fn two_bad_sectors_of_one_row_cost_no_leg() {
+    let layout = TWO.plan().layout(TWO.legs);
+    let mut legs = volumes(&TWO.faulty(1024));
+    let bad = [0, 1].map(|chunk| layout.leg(1, chunk));
+    let disks = bad.map(|leg| {
+        let disk = BadSector::on(Arc::clone(&legs[leg]));
+        legs[leg] = Arc::<BadSector>::clone(&disk);
+        disk
+    });
+    let graph = TWO.open(&legs, Reason::Create);
+    on_bench(&graph, |bench| {
+        let model = bench.write_random(0, 1024);
+        disks.iter().for_each(|disk| disk.goes_bad());
+        let block = layout.data() * 8 + 2;
+        bench.expect(block as u64, &model[block * 512..(block + 1) * 512]);
+        assert!((0..TWO.legs).all(|leg| state(&graph, leg) == "good"));
+        // All of both at once can be computed, and written.
+        bench.expect(0, &model);
+        assert!((0..TWO.legs).all(|leg| state(&graph, leg) == "good"));
+        bench.expect(0, &model);
+    });
+    parity_fits(&graph, &legs);
+}
+
 /// What is known to be wrong, and cannot be put right there.
 #[test]
 fn a_repair_that_the_leg_refuses_is_none() {
