@@ -286,7 +286,7 @@ impl Cells {
         if let Err(problem) = self.check_uuid("device", &spec.name, uuid, &there).await {
             return problem.into_response();
         }
-        let Some(cell) = cell else { return call.here().await };
+        let Some(cell) = cell else { return call.at(self, &there).await };
         // No process for what cannot be.
         if let Err(error) = check_cell(&cell, &spec).and_then(|()| spec.validate(usize::MAX)) {
             return Problem::from(&error).into_response();

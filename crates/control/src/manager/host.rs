@@ -368,6 +368,7 @@ impl Manager {
         inner.idle_volume(name.as_str()).map_err(|error| status_of(&error))?;
         inner.check_not_copied(&name).map_err(|error| status_of(&error))?;
         inner.check_disk_idle(name.as_str()).map_err(|error| status_of(&error))?;
+        inner.check_room_idle(name.as_str()).map_err(|error| status_of(&error))?;
         inner.end_requests(&name).map_err(|error| status_of(&error))?;
         let mut record = entry.record.clone();
         record.namespaces.retain(|namespace| namespace.nsid != nsid);

@@ -166,6 +166,7 @@ impl Late {
     pub(super) fn fail_erasing(&mut self, volume: &Name, took: Duration) {
         if !self.unheard.contains_key(volume) {
             self.erasing.remove(volume);
+            self.hasty.remove(volume);
             return;
         }
         let until = Instant::now() + (took * REST).max(REST_OF_ERASURES);
@@ -845,8 +846,9 @@ mod tests {
         late.erasing.insert(name.clone(), Erasure::Failed(Instant::now()));
         assert_eq!(late.due_erasures(), [(name.clone(), true)]);
         late.note_opened(&name);
+        late.hasty.insert(name.clone());
         late.fail_erasing(&name, Duration::ZERO);
-        assert!(late.erasing.is_empty(), "nobody waits for it");
+        assert!(late.erasing.is_empty() && late.hasty.is_empty(), "nobody waits for it");
     }
 
     /// It may have begun a pair there, and begins it again only once it has it.

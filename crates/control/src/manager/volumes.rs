@@ -373,7 +373,7 @@ impl Inner {
     }
 
     /// Whether a volume that goes can give its room on a disk back at once: what exists is locked when it does.
-    fn check_room_idle(&self, name: &str) -> Result<(), ControlError> {
+    pub(super) fn check_room_idle(&self, name: &str) -> Result<(), ControlError> {
         let is_disk = |below: &Name| self.volumes.get(below).is_some_and(|below| below.record.spec.stack.is_disk());
         self.below_with(name, true).iter().filter(|below| is_disk(below)).try_for_each(|disk| {
             self.check_shares_idle(disk.as_str())?;

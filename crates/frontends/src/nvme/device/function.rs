@@ -97,7 +97,10 @@ fn unmap(controller: &mut Controller, what: DmaUnmap) -> Result<(), Errno> {
     controller.drained();
     // A program changes what it maps all the time, and knows itself which of its commands use it.
     if !controller.config.session {
-        controller.lifecycle.maps_until.get_or_insert_with(|| Instant::now() + MAPS);
+        let (until, now) = (&mut controller.lifecycle.maps_until, Instant::now());
+        if until.is_none_or(|until| until <= now) {
+            *until = Some(now + MAPS);
+        }
     }
     Ok(())
 }
