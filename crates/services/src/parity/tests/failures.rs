@@ -618,7 +618,9 @@ fn two_bad_sectors_of_one_row_cost_no_leg() {
     let graph = TWO.open(&legs, Reason::Create);
     on_bench(&graph, |bench| {
         let model = bench.write_random(0, 1024);
-        disks.iter().for_each(|disk| disk.goes_bad());
+        for disk in &disks {
+            disk.goes_bad();
+        }
         let block = layout.data() * 8 + 2;
         bench.expect(block as u64, &model[block * 512..(block + 1) * 512]);
         assert!((0..TWO.legs).all(|leg| state(&graph, leg) == "good"));
