@@ -13,6 +13,7 @@ mod bench;
 mod checks;
 mod data;
 mod disk;
+mod passing;
 mod sync_io;
 mod workload;
 

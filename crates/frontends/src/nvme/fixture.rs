@@ -588,9 +588,7 @@ impl HeldVolume {
 }
 
 impl Volume for HeldVolume {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
+    millrace_block::passes_on!(inner but geometry);
 
     fn geometry(&self) -> Geometry {
         Geometry { volatile_cache: true, ..self.inner.geometry() }
@@ -622,18 +620,6 @@ impl Volume for HeldVolume {
 
     fn scratch_bytes(&self) -> usize {
         1024 + self.inner.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.inner.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.inner.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
     }
 
     fn erases_by_key(&self) -> bool {
@@ -682,13 +668,7 @@ impl Line {
 }
 
 impl Volume for Line {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
+    millrace_block::passes_on!(inner);
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, _: Request<'a>) -> Step<'a> {
         self.stand(cx)
@@ -708,18 +688,6 @@ impl Volume for Line {
 
     fn scratch_bytes(&self) -> usize {
         1024 + self.inner.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.inner.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.inner.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
     }
 }
 

@@ -22,9 +22,7 @@ use std::{
 };
 
 use millrace_backends::MemoryVolume;
-use millrace_block::{
-    BlockCount, BlockSize, Geometry, IoOperation, Operation, Request, Step, TaskContext, Usage, Volume, VolumeError,
-};
+use millrace_block::{BlockSize, Geometry, IoOperation, Operation, Request, Step, TaskContext, Volume};
 use millrace_engine::{DeviceKey, Shard, ShardConfig, ShardContext};
 use millrace_vfio_user::Listener;
 use rustix::{
@@ -749,9 +747,7 @@ impl Watched {
 }
 
 impl Volume for Watched {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
+    millrace_block::passes_on!(inner but geometry);
 
     fn geometry(&self) -> Geometry {
         Geometry { volatile_cache: true, ..self.inner.geometry() }
@@ -784,17 +780,5 @@ impl Volume for Watched {
 
     fn scratch_bytes(&self) -> usize {
         1024 + self.inner.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.inner.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.inner.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
     }
 }

@@ -18,8 +18,6 @@ mod formats;
 mod formatted;
 mod long;
 mod oracle;
-#[cfg(test)]
-mod passing;
 mod random;
 #[cfg(test)]
 pub(crate) mod sector;
@@ -47,6 +45,8 @@ use millrace_block::{
 use millrace_engine::EngineError;
 use millrace_memory::BufferPool;
 
+#[cfg(test)]
+pub(crate) use self::tables::answers_nobody_without;
 pub(crate) use self::tables::change_record;
 use self::torn::Sectors;
 pub use self::{
@@ -62,8 +62,6 @@ pub use self::{
 };
 #[cfg(test)]
 pub(crate) use self::{files::open_file, formatted::Formatted};
-#[cfg(test)]
-pub(crate) use self::{passing::passes_on, tables::answers_nobody_without};
 use crate::{
     Node, Reason, SharedObjects,
     background::{LocalFuture, Running, Spawner, Stop, Task},

@@ -7,8 +7,6 @@ use std::sync::{
 
 use millrace_block::{BlockError, Operation, Request, Step, TaskContext, Volume};
 
-use super::passes_on;
-
 /// Blocks of the sector that goes bad.
 pub(crate) const SECTOR: std::ops::Range<u64> = 8..16;
 
@@ -30,7 +28,7 @@ impl BadSector {
 }
 
 impl Volume for BadSector {
-    passes_on!();
+    millrace_block::passes_on!(0);
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         let (first, end) = (request.lba.0, request.lba.0 + request.count.0);

@@ -13,9 +13,7 @@ use std::{
 };
 
 use millrace_backends::MemoryVolume;
-use millrace_block::{
-    Asker, BlockCount, BlockError, BlockSize, Geometry, IoOperation, Request, Step, TaskContext, Usage, Volume, VolumeError,
-};
+use millrace_block::{Asker, BlockError, BlockSize, IoOperation, Request, Step, TaskContext, Volume};
 use millrace_engine::{Device as _, DeviceKey, Engine, ShardConfig};
 use millrace_memory::{GuestAddress, Protection};
 use millrace_nvme_spec::{
@@ -115,13 +113,7 @@ struct Shut {
 }
 
 impl Volume for Shut {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
+    millrace_block::passes_on!(inner);
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, _: Request<'a>) -> Step<'a> {
         Step::Wait(cx.scratch.place_future(async move {
@@ -140,18 +132,25 @@ impl Volume for Shut {
     fn scratch_bytes(&self) -> usize {
         1024 + self.inner.scratch_bytes()
     }
+}
 
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.inner.resize(blocks)
-    }
+/// A guest with its queues, and a volume that can be held.
+fn with_queues(mode: DoorbellMode) -> (Daemon, DeviceKey, Arc<HeldVolume>, Guest) {
+    let daemon = Daemon::start();
+    let key = daemon.add(config("disk", mode));
+    let volume = daemon.attach_held(key);
+    let mut guest = Guest::connect(&daemon.path("disk"));
+    guest.enable();
+    guest.create_queues();
+    (daemon, key, volume, guest)
+}
 
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.inner.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
-    }
+/// DMA_UNMAP of [`SIZE`] bytes, without a reply.
+fn unmap_message(address: u64) -> Vec<u8> {
+    let mut message = [7_u16, 3].map(u16::to_le_bytes).concat();
+    message.extend([40_u32, 0x10, 0, 24, 0].map(u32::to_le_bytes).concat());
+    message.extend([address, SIZE].map(u64::to_le_bytes).concat());
+    message
 }
 
 fn config(name: &str, doorbells: DoorbellMode) -> Config {
@@ -462,12 +461,7 @@ fn doorbells_that_the_last_client_kept_ring_for_nobody() {
 
 #[test]
 fn a_second_client_is_turned_away_and_the_first_goes_on() {
-    let daemon = Daemon::start();
-    let key = daemon.add(config("disk", DoorbellMode::Messages));
-    daemon.attach_held(key);
-    let mut guest = Guest::connect(&daemon.path("disk"));
-    guest.enable();
-    guest.create_queues();
+    let (daemon, _, _, mut guest) = with_queues(DoorbellMode::Messages);
     for _ in 0..100 {
         assert!(Client::connect(&daemon.path("disk"), PATIENCE).is_err());
     }
@@ -612,20 +606,12 @@ fn an_unmap_has_what_waits_for_a_cap_called_off() {
 /// A client that splits a region sends the unmap and the maps in one go, however many they are.
 #[test]
 fn no_command_is_taken_between_an_unmap_and_what_was_sent_behind_it() {
-    let daemon = Daemon::start();
-    let key = daemon.add(config("disk", DoorbellMode::Shared));
-    daemon.attach_held(key);
-    let mut guest = Guest::connect(&daemon.path("disk"));
-    guest.enable();
-    guest.create_queues();
+    let (daemon, key, _, mut guest) = with_queues(DoorbellMode::Shared);
     guest.map_more();
     guest.memory.write_all_at(sqe(NvmOpcode::FLUSH.0, 1).as_bytes(), 0x2000).expect("guest memory");
     guest.tails[1] = 1;
-    // DMA_UNMAP without a reply; those after the first find nothing to do.
-    let mut unmap = [7_u16, 3].map(u16::to_le_bytes).concat();
-    unmap.extend([40_u32, 0x10, 0, 24, 0].map(u32::to_le_bytes).concat());
-    unmap.extend([BASE + SIZE, SIZE].map(u64::to_le_bytes).concat());
-    let messages = unmap.repeat(MESSAGES + 8);
+    // Those after the first find nothing to do.
+    let messages = unmap_message(BASE + SIZE).repeat(MESSAGES + 8);
     let socket = guest.client.as_fd().try_clone_to_owned().expect("a descriptor");
     let (page, at) = guest.doorbells.as_ref().expect("shared doorbells");
     let (page, at) = (page.try_clone().expect("a descriptor"), at + 8);
@@ -645,18 +631,11 @@ fn no_command_is_taken_between_an_unmap_and_what_was_sent_behind_it() {
 /// QEMU sends each part of a changed memory map as a message of its own: the socket may be empty in between.
 #[test]
 fn no_command_is_taken_between_an_unmap_and_maps_that_are_not_sent_yet() {
-    let daemon = Daemon::start();
-    let key = daemon.add(config("disk", DoorbellMode::Shared));
-    daemon.attach_held(key);
-    let mut guest = Guest::connect(&daemon.path("disk"));
-    guest.enable();
-    guest.create_queues();
+    let (daemon, key, _, mut guest) = with_queues(DoorbellMode::Shared);
     guest.memory.write_all_at(sqe(NvmOpcode::FLUSH.0, 1).as_bytes(), 0x2000).expect("guest memory");
     guest.tails[1] = 1;
-    // The memory that the queues are in, without a reply.
-    let mut unmap = [7_u16, 3].map(u16::to_le_bytes).concat();
-    unmap.extend([40_u32, 0x10, 0, 24, 0].map(u32::to_le_bytes).concat());
-    unmap.extend([BASE, SIZE].map(u64::to_le_bytes).concat());
+    // The memory that the queues are in.
+    let unmap = unmap_message(BASE);
     let socket = guest.client.as_fd().try_clone_to_owned().expect("a descriptor");
     let memory = guest.memory.try_clone().expect("a descriptor");
     let (page, at) = guest.doorbells.as_ref().expect("shared doorbells");
@@ -681,12 +660,7 @@ fn no_command_is_taken_between_an_unmap_and_maps_that_are_not_sent_yet() {
 /// As virtio-mem does, or a vIOMMU: for seconds, and longer.
 #[test]
 fn commands_are_taken_while_memory_goes_and_comes_without_a_pause() {
-    let daemon = Daemon::start();
-    let key = daemon.add(config("disk", DoorbellMode::Shared));
-    daemon.attach_held(key);
-    let mut guest = Guest::connect(&daemon.path("disk"));
-    guest.enable();
-    guest.create_queues();
+    let (_daemon, _, _, mut guest) = with_queues(DoorbellMode::Shared);
     guest.map_more();
     let (limit, mut submitted, mut ended) = (Instant::now() + PATIENCE, 0, 0);
     // Many: a thread that is stopped for a moment now and then makes a pause, too.
@@ -788,12 +762,7 @@ fn a_program_maps_less_than_a_guest_and_no_client_all_there_is() {
 
 /// A device whose guest has a flush in flight that the volume holds.
 fn with_a_flush_in_flight(mode: DoorbellMode) -> (Daemon, DeviceKey, Arc<HeldVolume>, Guest) {
-    let daemon = Daemon::start();
-    let key = daemon.add(config("disk", mode));
-    let volume = daemon.attach_held(key);
-    let mut guest = Guest::connect(&daemon.path("disk"));
-    guest.enable();
-    guest.create_queues();
+    let (daemon, key, volume, mut guest) = with_queues(mode);
     volume.hold();
     guest.submit(1, sqe(NvmOpcode::FLUSH.0, 1));
     daemon.until(key, "the flush", |_| volume.waiting() == 1);

@@ -12,10 +12,7 @@ use std::{
 };
 
 use millrace_backends::{MemoryVolume, NullVolume};
-use millrace_block::{
-    Asker, BlockCount, BlockError, BlockSize, Geometry, IoOperation, Operation, Request, Step, TaskContext, Usage, Volume,
-    VolumeError,
-};
+use millrace_block::{Asker, BlockCount, BlockError, BlockSize, IoOperation, Operation, Request, Step, TaskContext, Volume};
 use millrace_engine::{Device, Readiness};
 use rustix::fs::ftruncate;
 use zerocopy::IntoBytes;
@@ -757,13 +754,7 @@ struct Shut {
 }
 
 impl Volume for Shut {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
+    millrace_block::passes_on!(inner);
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         let calls = self.calls.load(Ordering::SeqCst);
@@ -785,18 +776,6 @@ impl Volume for Shut {
 
     fn scratch_bytes(&self) -> usize {
         1024 + self.inner.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.inner.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.inner.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
     }
 }
 

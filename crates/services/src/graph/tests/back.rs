@@ -297,7 +297,7 @@ fn metadata_that_a_change_to_another_form_has_erased_can_be_formatted() {
 struct Erased(Arc<dyn Volume>);
 
 impl Volume for Erased {
-    crate::testing::passes_on!();
+    millrace_block::passes_on!(0);
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         self.0.submit(cx, request)

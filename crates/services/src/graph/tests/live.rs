@@ -93,7 +93,7 @@ struct How {
 struct Shown(Arc<Switch>);
 
 impl Volume for Shown {
-    crate::testing::passes_on!();
+    millrace_block::passes_on!(0);
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         self.0.submit(cx, request)

@@ -13,7 +13,7 @@ const BYTES: u64 = 1 << 30;
 pub(super) struct Knowing(pub(super) Arc<dyn Volume>);
 
 impl Volume for Knowing {
-    crate::testing::passes_on!();
+    millrace_block::passes_on!(0);
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         self.0.submit(cx, request)

@@ -192,7 +192,7 @@ impl Counted {
 }
 
 impl Volume for Counted {
-    crate::testing::passes_on!();
+    millrace_block::passes_on!(0);
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         match request.operation {

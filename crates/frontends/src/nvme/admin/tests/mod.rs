@@ -13,9 +13,7 @@ use std::sync::{
 };
 
 use millrace_backends::MemoryVolume;
-use millrace_block::{
-    Asker, BlockCount, BlockSize, Geometry, Request, Step, TaskContext, Usage, Volume, VolumeError, yield_now,
-};
+use millrace_block::{Asker, BlockSize, Request, Step, TaskContext, Volume, yield_now};
 use millrace_nvme_spec::{
     command::{Cqe, DataPointer, Fuse, Psdt, Sqe},
     opcode::{AdminOpcode, NvmOpcode},
@@ -98,13 +96,7 @@ impl Gated {
 }
 
 impl Volume for Gated {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
+    millrace_block::passes_on!(inner);
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         Step::Wait(cx.scratch.place_future(async move {
@@ -121,18 +113,6 @@ impl Volume for Gated {
 
     fn scratch_bytes(&self) -> usize {
         self.inner.scratch_bytes() + 1024
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.inner.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.inner.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
     }
 }
 

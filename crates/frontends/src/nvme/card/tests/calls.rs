@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_backends::fault::FaultVolume;
-use millrace_block::{Asker, BlockCount, Geometry, Request, Step, TaskContext, Usage, Volume, VolumeError};
+use millrace_block::{Asker, Request, Step, TaskContext, Volume};
 use millrace_nvme_spec::features::FeatureId;
 
 use super::*;
@@ -102,13 +102,7 @@ struct Noting {
 }
 
 impl Volume for Noting {
-    fn name(&self) -> &str {
-        self.held.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.held.geometry()
-    }
+    millrace_block::passes_on!(held);
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         self.held.submit(cx, request)
@@ -120,18 +114,6 @@ impl Volume for Noting {
 
     fn scratch_bytes(&self) -> usize {
         self.held.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.held.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.held.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.held.usage()
     }
 }
 

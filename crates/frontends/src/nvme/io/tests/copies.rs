@@ -2,10 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use millrace_block::{
-    BlockCount, Geometry, METADATA_SIZE, Metadata, MetadataFormat, NO_METADATA, Request, Step, TaskContext, Usage, Volume,
-    VolumeError,
-};
+use millrace_block::{METADATA_SIZE, Metadata, MetadataFormat, NO_METADATA, Request, Step, TaskContext, Volume};
 use millrace_nvme_spec::{
     command::NamespaceId,
     nvm::{CopyCdw12, CopyFormat, CopyRange, CopySourceOptions, ProtectionCdw15, ProtectionInfo, ProtectionTuple},
@@ -179,13 +176,7 @@ struct Untidy {
 }
 
 impl Volume for Untidy {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
+    millrace_block::passes_on!(inner);
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         let segments = cx.scratch.copy_slice(request.segments);
@@ -195,18 +186,6 @@ impl Volume for Untidy {
 
     fn scratch_bytes(&self) -> usize {
         1024 + self.inner.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.inner.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.inner.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
     }
 }
 

@@ -21,7 +21,14 @@ use super::*;
 
 /// Two guests, hosts 1 and 2, with one namespace.
 fn pair() -> [FakeGuest; 2] {
-    let volume = MemoryVolume::create("shared", SIZE, BlockSize::B512).expect("a volume");
+    pair_on(shared())
+}
+
+fn shared() -> Arc<dyn millrace_block::Volume> {
+    MemoryVolume::create("shared", SIZE, BlockSize::B512).expect("a volume")
+}
+
+fn pair_on(volume: Arc<dyn millrace_block::Volume>) -> [FakeGuest; 2] {
     let namespace = Namespace::new(volume, identity(1), true);
     [1, 2].map(|number| {
         let mut guest = FakeGuest::boot();
@@ -30,6 +37,27 @@ fn pair() -> [FakeGuest; 2] {
         set_host(&mut guest, number);
         guest
     })
+}
+
+/// The same, registered with their numbers, and the first has reserved what is written.
+fn reserved_on(volume: Arc<dyn millrace_block::Volume>) -> [FakeGuest; 2] {
+    let [mut one, mut two] = pair_on(volume);
+    for (guest, number) in [(&mut one, 1), (&mut two, 2)] {
+        succeeds(register(guest, RegisterAction::REGISTER, false, 0, number));
+    }
+    succeeds(acquire(&mut one, AcquireAction::ACQUIRE, Type::WRITE_EXCLUSIVE, 1, 0));
+    [one, two]
+}
+
+/// Host 2 preempts host 1 there.
+fn begin_preempt(two: &mut FakeGuest) -> u16 {
+    let mut sqe = sqe(NvmOpcode::RESERVATION_ACQUIRE.0, 1);
+    let fields = AcquireCdw10::new().with_racqa(AcquireAction::PREEMPT_AND_ABORT).with_rtype(Type::WRITE_EXCLUSIVE);
+    sqe.cdw10 = fields.into_bits();
+    let buffer = two.alloc_pages(1);
+    two.write(buffer, AcquireData { crkey: 2, prkey: 1 }.as_bytes());
+    sqe.dptr = two.prps(buffer, 16);
+    two.submit(1, sqe)
 }
 
 fn register(guest: &mut FakeGuest, action: RegisterAction, ignore: bool, crkey: u64, nrkey: u64) -> Cqe {
@@ -127,29 +155,13 @@ fn who_preempts_shuts_out_a_pair_that_still_compares() {
 
 /// Host 1 has a command under way that is slow in its request of this kind, and host 2 preempts.
 fn preempts_while_under_way(kind: Kind, begin: impl FnOnce(&mut FakeGuest) -> Vec<u16>) {
-    let volume = MemoryVolume::create("shared", SIZE, BlockSize::B512).expect("a volume");
-    let fault = FaultVolume::new(volume, 1);
-    let namespace = Namespace::new(Arc::clone(&fault) as Arc<dyn millrace_block::Volume>, identity(1), true);
-    let [mut one, mut two] = [1, 2].map(|number| {
-        let mut guest = FakeGuest::boot();
-        guest.add_namespace(1, &namespace);
-        guest.make_queues(1, 64);
-        set_host(&mut guest, number);
-        succeeds(register(&mut guest, RegisterAction::REGISTER, false, 0, number.into()));
-        guest
-    });
-    succeeds(acquire(&mut one, AcquireAction::ACQUIRE, Type::WRITE_EXCLUSIVE, 1, 0));
+    let fault = FaultVolume::new(shared(), 1);
+    let [mut one, mut two] = reserved_on(Arc::<FaultVolume>::clone(&fault));
     fault.add(Rule::new(kind, When::Nth(1), Effect::Delay(Duration::from_millis(10))));
     let slow = begin(&mut one);
     one.step_until("it to be under way", |_| fault.requests(kind) == 1);
     // Host 2 preempts; it is told so only when host 1's write has ended.
-    let mut sqe = sqe(NvmOpcode::RESERVATION_ACQUIRE.0, 1);
-    let acquire = AcquireCdw10::new().with_racqa(AcquireAction::PREEMPT_AND_ABORT).with_rtype(Type::WRITE_EXCLUSIVE);
-    sqe.cdw10 = acquire.into_bits();
-    let buffer = two.alloc_pages(1);
-    two.write(buffer, AcquireData { crkey: 2, prkey: 1 }.as_bytes());
-    sqe.dptr = two.prps(buffer, 16);
-    let preempt = two.submit(1, sqe);
+    let preempt = begin_preempt(&mut two);
     for _ in 0..100 {
         two.step();
         assert!(two.poll(1).is_none(), "the write of host 1 is still under way");
@@ -315,18 +327,8 @@ fn a_host_without_an_identifier_holds_until_its_writes_have_ended() {
 /// They may take for ever, and who fences another host must not lose its disk by that.
 #[test]
 fn who_waits_for_another_guests_writes_can_be_reset() {
-    let volume = MemoryVolume::create("shared", SIZE, BlockSize::B512).expect("a volume");
-    let held = HeldVolume::new(volume);
-    let namespace = Namespace::new(Arc::clone(&held) as Arc<dyn millrace_block::Volume>, identity(1), true);
-    let [mut one, mut two] = [1, 2].map(|number| {
-        let mut guest = FakeGuest::boot();
-        guest.add_namespace(1, &namespace);
-        guest.make_queues(1, 64);
-        set_host(&mut guest, number);
-        succeeds(register(&mut guest, RegisterAction::REGISTER, false, 0, number.into()));
-        guest
-    });
-    succeeds(acquire(&mut one, AcquireAction::ACQUIRE, Type::WRITE_EXCLUSIVE, 1, 0));
+    let held = HeldVolume::new(shared());
+    let [mut one, mut two] = reserved_on(Arc::<HeldVolume>::clone(&held));
     let write_of = |guest: &mut FakeGuest, byte| {
         let buffer = guest.alloc_pages(1);
         guest.write(buffer, &[byte; 512]);
@@ -338,13 +340,7 @@ fn who_waits_for_another_guests_writes_can_be_reset() {
     let slow = write_of(&mut one, 1);
     one.step_until("it to be under way", |_| held.waiting() == 1);
     // Host 2 preempts, and writes: both wait for host 1's write.
-    let mut preempt = sqe(NvmOpcode::RESERVATION_ACQUIRE.0, 1);
-    let fields = AcquireCdw10::new().with_racqa(AcquireAction::PREEMPT_AND_ABORT).with_rtype(Type::WRITE_EXCLUSIVE);
-    preempt.cdw10 = fields.into_bits();
-    let buffer = two.alloc_pages(1);
-    two.write(buffer, AcquireData { crkey: 2, prkey: 1 }.as_bytes());
-    preempt.dptr = two.prps(buffer, 16);
-    let preempt = two.submit(1, preempt);
+    let preempt = begin_preempt(&mut two);
     for _ in 0..100 {
         two.step();
     }

@@ -9,9 +9,7 @@ use std::{
     },
 };
 
-use millrace_block::{
-    BlockCount, ByteOffset, Geometry, Request, Step, TaskContext, Transfer, Usage, Volume, VolumeError, yield_now,
-};
+use millrace_block::{ByteOffset, Request, Step, TaskContext, Transfer, Volume, yield_now};
 use millrace_memory::Segment;
 
 use millrace_nvme_spec::command::CommandId;
@@ -32,13 +30,7 @@ struct Few {
 type Look = Box<dyn Fn() + Send + Sync>;
 
 impl Volume for Few {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn geometry(&self) -> Geometry {
-        self.inner.geometry()
-    }
+    millrace_block::passes_on!(inner);
 
     fn submit<'a>(&'a self, cx: TaskContext<'a>, request: Request<'a>) -> Step<'a> {
         if let Some(look) = &self.look {
@@ -68,18 +60,6 @@ impl Volume for Few {
 
     fn scratch_bytes(&self) -> usize {
         1024 + self.inner.scratch_bytes()
-    }
-
-    fn resize(&self, blocks: BlockCount) -> Result<(), VolumeError> {
-        self.inner.resize(blocks)
-    }
-
-    fn format(&self, block_size: BlockSize) -> Result<(), VolumeError> {
-        self.inner.format(block_size)
-    }
-
-    fn usage(&self) -> Usage {
-        self.inner.usage()
     }
 }
 
